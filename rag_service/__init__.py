@@ -1,0 +1,1 @@
+"""What the service is: configuration, HTTP, the pipeline of a request, telemetry and the command line."""
