@@ -8,7 +8,7 @@ and *bonus* token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -305,6 +305,16 @@ class GenerationError(Exception):
     def __init__(self, message: str, code: str = "generation_failed") -> None:
         super().__init__(message)
         self.code = code
+
+    def __reduce__(self) -> tuple[Callable[..., GenerationError], tuple[type[GenerationError], str, str]]:
+        # Subclasses take other arguments than their message, which pickle's default would hand them back.
+        return _rebuilt_error, (type(self), str(self), self.code)
+
+
+def _rebuilt_error(kind: type[GenerationError], message: str, code: str) -> GenerationError:
+    error = kind.__new__(kind, message)
+    GenerationError.__init__(error, message, code)
+    return error
 
 
 class PromptTooLong(GenerationError):

@@ -1,0 +1,1 @@
+"""How the service is spread over processes: the only package that imports Ray."""

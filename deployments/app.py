@@ -1,0 +1,198 @@
+"""The Serve application ``rag``: composed for a Serve config, or run on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.serve import Application
+from ray.serve.schema import LoggingConfig
+
+from deployments.cluster import StartError, check_port, start_ray
+from deployments.options import (
+    APPLICATION,
+    DeploymentName,
+    check_scaling,
+    deployment_options,
+    has_autoscaling,
+    has_draft,
+)
+from rag_service.config import Settings
+
+READY_SECONDS = 300.0
+POLL_SECONDS = 0.25
+MAX_CONSTRUCTOR_TRIES = 3
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(args: Mapping[str, Any] | None = None) -> Application:
+    """What a Serve config names as ``import_path: deployments.app:build_app``; ``args`` are settings.
+
+    The environment of the process that builds (``RAG_SERVICE_*``: keys, folders) lies below ``args``.
+    Raises ``rag_service.config.ConfigError``, so a bad config is refused before it replaces a good one.
+    """
+    return compose(Settings.load(None, args or {}))
+
+
+def compose(settings: Settings, target: Application | None = None) -> Application:
+    """The application of all deployments. ``target`` replaces Target and Draft (tests bring a stand-in)."""
+    from deployments.gateway import GatewayIngress
+    from deployments.recorder import RecorderReplica
+    from deployments.reranker import RerankerReplica
+    from deployments.retriever import RetrieverReplica
+
+    check_scaling(settings)
+    retriever = deploy(settings, "Retriever", RetrieverReplica).bind(settings)
+    reranker = deploy(settings, "Reranker", RerankerReplica).bind(settings)
+    recorder = deploy(settings, "Recorder", RecorderReplica).bind(settings)
+    generator = target if target is not None else build_generator(settings)
+    gateway = deploy(settings, "Gateway", GatewayIngress)
+    return gateway.bind(settings, retriever, reranker, generator, recorder)
+
+
+def build_generator(settings: Settings) -> Application:
+    """Target, with Draft's handle unless the draft has no replicas."""
+    from deployments.draft import build_draft
+    from deployments.target import build_target
+
+    return build_target(settings, build_draft(settings) if has_draft(settings) else None)
+
+
+def deploy(settings: Settings, name: DeploymentName, replica: type[Any]) -> serve.Deployment:
+    """``replica`` as a Serve deployment with the options that the settings give it."""
+    options = deployment_options(settings, name)
+    return serve.deployment(**options, max_constructor_retry_count=MAX_CONSTRUCTOR_TRIES)(replica)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A service started by ``run``. ``url`` has no trailing slash."""
+
+    url: str
+    owns_ray: bool
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        """Let running requests end for ``grace_seconds``, then stop; safe to call twice."""
+        if not ray.is_initialized():
+            return
+        deleting = threading.Thread(target=_delete, name="rag-service-stop", daemon=True)
+        deleting.start()
+        deleting.join(grace_seconds)
+        if self.owns_ray:
+            ray.shutdown()
+
+    def __enter__(self) -> RunningService:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def run(
+    settings: Settings,
+    on_ready: Callable[[RunningService], None] | None = None,
+    *,
+    address: str | None = None,
+    application: Application | None = None,
+    ready_seconds: float = READY_SECONDS,
+) -> RunningService:
+    """Start the whole service, wait until ``/readyz`` says yes, call ``on_ready``, return the service.
+
+    ``address``: a Ray to use; None: Ray's ``RAY_ADDRESS``, else a private one. ``application`` replaces what
+    ``compose(settings)`` gives. Raises ``StartError`` or ``ConfigError``, each one sentence; nothing is left
+    running then.
+    """
+    check_scaling(settings)
+    host = settings.service.host
+    port = check_port(host, settings.service.port)
+    service = RunningService(_url(host, port), start_ray(settings, address))
+    try:
+        _refuse_second()
+        serve.start(
+            http_options={"host": host, "port": port, "keep_alive_timeout_s": 75},
+            logging_config=_logging(),
+        )
+        app = application if application is not None else compose(settings)
+        target = serve.RunTarget(app, APPLICATION, "/", _logging(), not has_autoscaling(settings))
+        serve.run_many(
+            [target], wait_for_applications_running=False, wait_for_ingress_deployment_creation=False
+        )
+        _wait(service.url, ready_seconds)
+    except BaseException:
+        service.stop(grace_seconds=2.0)
+        raise
+    if on_ready is not None:
+        on_ready(service)
+    return service
+
+
+def _logging() -> LoggingConfig:
+    return LoggingConfig(encoding="JSON", log_level="WARNING", enable_access_log=False)
+
+
+def _refuse_second() -> None:
+    with contextlib.suppress(Exception):
+        if APPLICATION in serve.status().applications:
+            raise StartError(
+                f"A Serve application {APPLICATION!r} runs on this Ray already; stop it first "
+                f"(serve.delete), or start without RAY_ADDRESS for a Ray of its own."
+            )
+
+
+def _wait(url: str, seconds: float) -> None:
+    """Return once ``/readyz`` answers 200. Raises ``StartError`` with the reason when it cannot or does not."""
+    ends_at = time.monotonic() + seconds
+    reason = "nothing has answered yet"
+    # No proxy from the environment: this is the machine's own address.
+    with httpx.Client(trust_env=False, timeout=10.0) as client:
+        while time.monotonic() < ends_at:
+            failure = deploy_failure()
+            if failure:
+                raise StartError(failure)
+            try:
+                response = client.get(f"{url}/readyz")
+                if response.status_code == 200:
+                    return
+                reason = " ".join(response.text.split())[:300]
+            except httpx.HTTPError as error:
+                reason = str(error) or type(error).__name__
+            time.sleep(POLL_SECONDS)
+    raise StartError(f"The service was not ready after {seconds:.0f} seconds: {reason}.")
+
+
+def deploy_failure() -> str | None:
+    """Why the application cannot start, in one sentence; None while it may still."""
+    application = serve.status().applications.get(APPLICATION)
+    if application is None or application.status != "DEPLOY_FAILED":
+        return None
+    for name, deployment in application.deployments.items():
+        if deployment.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            return f"{name} cannot start: {_last_error(deployment.message)}"
+    return f"The application cannot start: {_last_error(application.message)}"
+
+
+def _last_error(message: str) -> str:
+    """The exception's own line of a traceback, which is its last with text that is not indented."""
+    lines = [
+        line.strip() for line in message.splitlines() if line.strip() and not line.startswith((" ", "\t"))
+    ]
+    return lines[-1] if lines else message.strip()
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _delete() -> None:
+    with contextlib.suppress(Exception):
+        serve.delete(APPLICATION)

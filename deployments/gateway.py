@@ -1,0 +1,44 @@
+"""Gateway: the HTTP face, one FastAPI application a replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.handles import GeneratorHandle, RecorderHandle, RerankerHandle, RetrieverHandle
+from rag_service.api import Backends, create_app
+from rag_service.config import Settings
+
+
+class Gateway:
+    """Builds ``rag_service.api``'s application over the handles of the other deployments.
+
+    The application is built in the replica, after the constructor: it holds locks and clients that cannot
+    travel between processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        retriever: DeploymentHandle[Any],
+        reranker: DeploymentHandle[Any],
+        target: DeploymentHandle[Any],
+        recorder: DeploymentHandle[Any],
+    ) -> None:
+        self._settings = settings
+        self._backends = Backends(
+            retriever=RetrieverHandle(retriever),
+            reranker=RerankerHandle(reranker),
+            generator=GeneratorHandle(target, settings.deployments.gateway.retry_unstarted),
+            recorder=RecorderHandle(recorder),
+        )
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._settings, self._backends)
+
+
+GatewayIngress = serve.ingress()(Gateway)
+"""``Gateway`` as Serve runs it."""

@@ -1,0 +1,1 @@
+"""Retriever: one index, queries embedded in batches."""
