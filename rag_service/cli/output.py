@@ -1,7 +1,7 @@
 """How every command speaks: results on standard output, everything else on standard error.
 
-With ``--json`` a command prints exactly one object on standard output. Libraries, child processes and progress
-bars may print as they like: ``protect_standard_output`` points file descriptor 1 at standard error first.
+With ``--json`` a command prints exactly one object on standard output. Libraries, child processes and
+progress bars may print as they like: ``protect_standard_output`` points descriptor 1 at standard error first.
 Exit status: 0 done, 1 failed (or a check failed), 2 wrong usage or configuration.
 """
 
@@ -87,7 +87,8 @@ def emit(result: Mapping[str, Any], readable: RenderableType | None = None, *, a
     """
     stream = _real_stdout or sys.stdout
     if as_json or readable is None:
-        stream.write(json.dumps(result, indent=None if as_json else 2, ensure_ascii=False, default=str) + "\n")
+        indent = None if as_json else 2
+        stream.write(json.dumps(result, indent=indent, ensure_ascii=False, default=str) + "\n")
     elif isinstance(readable, str):
         stream.write(readable.rstrip("\n") + "\n")
     else:
@@ -96,7 +97,7 @@ def emit(result: Mapping[str, Any], readable: RenderableType | None = None, *, a
 
 
 def protect_standard_output() -> None:
-    """Keep standard output for ``emit`` alone: whatever else writes to descriptor 1 reaches standard error."""
+    """Keep standard output for ``emit`` alone: what else writes to descriptor 1 reaches standard error."""
     global _real_stdout
     if _real_stdout is None:
         sys.stdout.flush()
@@ -142,7 +143,8 @@ def report_error(error: Exception, *, as_json: bool) -> int:
     note(f"Error: {message}")
     if as_json:
         code = getattr(error, "code", None)
-        emit({"error": {"message": message, "code": code if isinstance(code, str) else "failed"}}, as_json=True)
+        shown = code if isinstance(code, str) else "failed"
+        emit({"error": {"message": message, "code": shown}}, as_json=True)
     status = getattr(error, "exit_status", None)
     if isinstance(status, int):
         return status
