@@ -40,8 +40,10 @@ class CacheConfig(Frozen):
 
     block_size: int = Field(default=16, ge=1, le=512)
     num_tokens: int = Field(default=16384, ge=64)
-    """Tokens the cache holds over all sequences, prefix cache included."""
+    """Tokens the slots of running sequences hold together; a sequence gets an equal share."""
     prefix_caching: bool = True
+    prefix_tokens: int = Field(default=8192, ge=0)
+    """Tokens of the prefix cache, beside the slots."""
 
 
 class SpeculationConfig(Frozen):

@@ -23,7 +23,8 @@ LastKind = Literal["recovered", "bonus"]
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 DrafterKind = Literal["model", "passages", "history", "none"]
-AcceptanceMethod = Literal["token", "block", "threshold", "typical"]
+AcceptanceMethod = Literal["token", "block", "coupled", "threshold", "typical"]
+"""``token`` and ``block`` verification, and ``coupled`` (drafter-invariant, for seeded requests) are exact."""
 
 ROUND_CAUSES = (
     "all_accepted",
@@ -247,8 +248,9 @@ class DraftRequest:
     ``new_token_ids`` extend what the draft already holds up to ``confirmed_length`` tokens (prompt included):
     the draft's truth is ``confirmed_length - len(new_token_ids)`` tokens it has, then these. ``proposal`` is
     the one under verification; its outcomes are enumerated into a table of at most ``branch_budget`` branches
-    of ``num_draft_tokens`` each. An empty proposal asks for a plain synchronous proposal (the table's only
-    branch). Messages are idempotent by (request_id, round_id, confirmed_length).
+    of ``num_draft_tokens`` each; an empty proposal under verification has the outcomes (0, t). ``branch_budget``
+    0 asks for a proposal right now instead: the table then has the one branch ``NOW``. Messages are idempotent
+    by (request_id, round_id, confirmed_length).
     """
 
     request_id: str
@@ -265,6 +267,9 @@ class DraftRequest:
 
 Outcome = tuple[int, int]
 """(tokens accepted, next token id): what a verification can end in."""
+
+NOW: Outcome = (0, -1)
+"""The branch of a synchronous reply: no outcome is awaited."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: the speculative engine. Imports neither Ray nor HTTP."""

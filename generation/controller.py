@@ -1,0 +1,179 @@
+"""Choosing K and the mode from what was measured (speculation.md, section 6; SmartSpec 2406.14066).
+
+For every mode the controller predicts tokens per second at the current batch size from running means of a
+verification's time by width, the draft's step time, the wait for a reply, the acceptance rate of the domain
+and the look-ahead hit rate, and takes the best. A challenger must be clearly better (hysteresis), and a small
+share of decisions tries another mode so that a recovered draft is noticed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+ModelMode = Literal["off", "colocated", "synchronous", "lookahead"]
+_HYSTERESIS = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the next round of one domain does. ``num_draft_tokens`` 0 is plain decoding (passages aside)."""
+
+    mode: ModelMode
+    num_draft_tokens: int
+    sync_on_miss: bool = False
+
+
+class RunningMean:
+    """An exponentially weighted mean that starts at its first observation."""
+
+    def __init__(self, weight: float = 0.1) -> None:
+        self._weight = weight
+        self.value: float | None = None
+
+    def update(self, value: float) -> None:
+        self.value = value if self.value is None else self.value + self._weight * (value - self.value)
+
+    def get(self, default: float) -> float:
+        return default if self.value is None else self.value
+
+
+class StepCosts:
+    """Seconds of a verification as a line in its rows: t(rows) = base + slope · rows, fitted online.
+
+    Weighted least squares whose past fades, so that it follows a changed machine or a longer context.
+    """
+
+    _FADE = 0.98
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._mean_step = RunningMean(0.05)
+
+    def update(self, rows: int, seconds: float) -> None:
+        fade = self._FADE
+        self._n, self._x, self._y = fade * self._n + 1, fade * self._x + rows, fade * self._y + seconds
+        self._xx, self._xy = fade * self._xx + rows * rows, fade * self._xy + rows * seconds
+        self._mean_step.update(seconds)
+
+    def seconds(self, rows: float) -> float:
+        """Predicted seconds; until widths vary a row is taken to cost a twentieth of a step."""
+        if self._n < 1:
+            return 0.05
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        variance = self._xx / self._n - mean_x**2
+        slope = (self._xy / self._n - mean_x * mean_y) / variance if variance > 0.5 else mean_y / 20
+        slope = min(max(slope, 0.0), mean_y)
+        return max(mean_y + slope * (rows - mean_x), 0.2 * mean_y)
+
+
+class AlphaEstimate:
+    """α of the model draft in one domain: fading counts with a prior that all domains share."""
+
+    def __init__(self, prior: AlphaEstimate | None = None, weight: float = 10.0, start: float = 0.55) -> None:
+        self._prior = prior
+        self._weight = weight
+        self._start = start
+        self._accepted = self._tested = 0.0
+
+    def update(self, num_accepted: float, num_tested: int) -> None:
+        self._accepted = 0.995**num_tested * self._accepted + num_accepted
+        self._tested = 0.995**num_tested * self._tested + num_tested
+
+    @property
+    def value(self) -> float:
+        prior = self._prior.value if self._prior is not None else self._start
+        return (self._accepted + self._weight * prior) / (self._tested + self._weight)
+
+
+def expected_accepted(alpha: float, k: int) -> float:
+    """Σ_{i=1..k} α^i: draft tokens a round of k keeps."""
+    return sum(alpha**i for i in range(1, k + 1))
+
+
+class Controller:
+    """Decides per domain and batch size; ``observe_*`` feed it."""
+
+    def __init__(
+        self, *, max_draft_tokens: int, modes: tuple[ModelMode, ...], exploration_rate: float = 0.02, seed: int = 0
+    ) -> None:
+        self._max_k = max_draft_tokens
+        self._modes = modes
+        self._exploration_rate = exploration_rate
+        self._random = random.Random(seed)
+        self.verification = StepCosts()
+        self.draft_step = RunningMean()
+        self.table_wait = RunningMean()
+        self.sync_overhead = RunningMean()
+        self.hit_rate = RunningMean(0.05)
+        self._all = AlphaEstimate()
+        self._domains: dict[str, AlphaEstimate] = {}
+        self._current: dict[str, Decision] = {}
+        self._explore_left: dict[str, int] = {}
+
+    def alpha(self, domain: str) -> float:
+        return self._domains[domain].value if domain in self._domains else self._all.value
+
+    def observe_round(self, domain: str, overlap_sum: float, num_tested: int) -> None:
+        """Tested positions of a model proposal and their summed overlap (or acceptances)."""
+        self._all.update(overlap_sum, num_tested)
+        self._domains.setdefault(domain, AlphaEstimate(self._all)).update(overlap_sum, num_tested)
+
+    def tokens_per_second(self, mode: ModelMode, k: int, alpha: float, batch_size: int) -> float:
+        """Predicted rate of one sequence, at ``batch_size`` sequences a step."""
+        t1 = self.verification.seconds(batch_size)
+        tv = self.verification.seconds(batch_size * (k + 1))
+        if mode == "off" or k == 0:
+            return 1.0 / t1
+        tokens = 1.0 + expected_accepted(alpha, k)
+        td = self.draft_step.get(t1 / 6)
+        if mode == "lookahead":
+            hit = self.hit_rate.get(0.6)
+            wait = self.table_wait.get(0.1 * t1)
+            return (hit * tokens + (1.0 - hit)) / (hit * tv + (1.0 - hit) * t1 + wait)
+        overhead = 0.0 if mode == "colocated" else self.sync_overhead.get(0.2 * t1)
+        return tokens / (tv + k * td + overhead)
+
+    def decide(self, domain: str, batch_size: int, *, draft_open: bool) -> Decision:
+        """The best mode and K now; an occasional other one when exploring."""
+        modes = self._modes if draft_open else tuple(m for m in self._modes if m in ("off", "colocated"))
+        alpha = self.alpha(domain)
+        options = {
+            (mode, k): self.tokens_per_second(mode, k, alpha, batch_size)
+            for mode in modes
+            for k in ((0,) if mode == "off" else range(1, self._max_k + 1))
+        }
+        if not options:
+            return Decision("off", 0)
+        mode, k = max(options, key=lambda option: options[option])
+        current = self._current.get(domain)
+        if current is not None and (current.mode, current.num_draft_tokens) in options:
+            held = options[current.mode, current.num_draft_tokens]
+            if options[mode, k] < held * _HYSTERESIS:
+                mode, k = current.mode, current.num_draft_tokens
+        self._current[domain] = self._decision(mode, k, alpha, batch_size)
+        return self._explored(domain, modes) or self._current[domain]
+
+    def _decision(self, mode: ModelMode, k: int, alpha: float, batch_size: int) -> Decision:
+        sync = False
+        if mode == "lookahead":
+            plain = self.tokens_per_second("off", 0, alpha, batch_size)
+            sync = self.tokens_per_second("synchronous", k, alpha, batch_size) > plain * _HYSTERESIS
+        return Decision(mode, k, sync)
+
+    def _explored(self, domain: str, modes: tuple[ModelMode, ...]) -> Decision | None:
+        """A few rounds of a model mode while plain decoding is preferred, so that α and costs stay known.
+
+        Look-ahead needs a round to prepare its first table: one round alone would learn nothing.
+        """
+        speculative = [mode for mode in modes if mode != "off"]
+        if self._current[domain].mode != "off" or not speculative:
+            return None
+        left = self._explore_left.get(domain, 0)
+        if left == 0 and self._random.random() < self._exploration_rate / 3:
+            left = 3
+        if left == 0:
+            return None
+        self._explore_left[domain] = left - 1
+        return Decision(speculative[-1], min(2, self._max_k))

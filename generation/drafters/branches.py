@@ -1,0 +1,72 @@
+"""Branches of a look-ahead table while they grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from generation.lookahead import fan_out
+from generation.types import NOW, DraftProposal, DraftRequest, Outcome
+
+if TYPE_CHECKING:
+    from generation.drafters.draws import DraftSampler
+
+
+@dataclass(slots=True)
+class Branch:
+    """The continuation of one outcome ``(num_accepted, token_id)``.
+
+    ``depth``: how far behind the accepted prefix the next token to draw lies; the outcome's own token is the
+    first (depth 0), unless the branch is ``NOW``, where nothing is awaited.
+    """
+
+    outcome: Outcome
+    num_accepted: int
+    last_token_id: int
+    depth: int = 1
+    token_ids: list[int] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]
+    probs: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def add(
+        self,
+        token_id: int,
+        ids: np.ndarray | None = None,  # type: ignore[type-arg]
+        probs: np.ndarray | None = None,  # type: ignore[type-arg]
+    ) -> None:
+        self.token_ids.append(token_id)
+        self.last_token_id = token_id
+        self.depth += 1
+        if ids is not None and probs is not None:
+            self.ids.append(ids)
+            self.probs.append(probs)
+
+    def proposal(self) -> DraftProposal:
+        supports = np.stack(self.ids).astype(np.int64) if self.ids else None
+        probs = np.stack(self.probs) if self.probs else None
+        return DraftProposal(tuple(self.token_ids), supports, probs)
+
+
+def plan_branches(request: DraftRequest, sampler: DraftSampler, logits: Tensor) -> list[Branch]:
+    """Open the branches of one request. ``logits [k + 1, n]``: after the confirmed text and each draft token.
+
+    After a rejection at position k + 1 the drafted token cannot come, so it is left out there.
+    """
+    if request.branch_budget == 0:
+        now = Branch(NOW, 0, -1, depth=0)
+        sampler.extend([now], logits[:1])
+        return [now]
+    proposed = request.proposal.token_ids
+    counts = request.fanout or fan_out(len(proposed), request.branch_budget, alpha=0.6)
+    branches: list[Branch] = []
+    for k, count in enumerate(counts[: len(proposed) + 1]):
+        excluded = proposed[k] if k < len(proposed) else None
+        for token_id in sampler.top_tokens(logits[k], count, excluded) if count else ():
+            branches.append(Branch((k, token_id), k, token_id))
+    return branches[: request.branch_budget]

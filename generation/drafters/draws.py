@@ -1,0 +1,91 @@
+"""How the draft samples: from its top m tokens, and ships exactly what it sampled from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from generation.acceptance import inverse_cdf
+from generation.drafters.branches import Branch
+from generation.model_runner import LoadedModel
+from generation.sampling import RequestRandom, race_winner
+from generation.types import DraftRequest
+
+
+class DraftSampler:
+    """One request's draws from the draft.
+
+    Temperature, bias and truncation are the request's own; penalties and grammars are left to the target,
+    which is exact with any draft distribution. The distribution restricted to its m likeliest tokens and
+    renormalised is the one sampled and shipped (the rule of the wire). Greedy drafts are point masses.
+    """
+
+    def __init__(self, request: DraftRequest, model: LoadedModel, support_size: int) -> None:
+        self.request = request
+        self._sampling = request.sampling
+        self._model = model
+        self._support_size = support_size
+        self._random = RequestRandom(request.sampling.seed, request.request_id)
+        self._races: dict[int, np.ndarray] = {}  # type: ignore[type-arg]
+
+    def top_tokens(self, logits: Tensor, count: int, excluded: int | None) -> list[int]:
+        """The likeliest vocabulary ids of one row ``[n]``, without ``excluded``."""
+        logits = self._biased(logits)
+        best = self._to_vocabulary(logits.topk(min(count + 1, logits.shape[-1])).indices).tolist()
+        return [token_id for token_id in best if token_id != excluded][:count]
+
+    def extend(self, branches: Seq[Branch], logits: Tensor) -> None:
+        """Draw the next token of each branch from its row of ``logits [len(branches), n]``."""
+        logits = self._biased(logits)
+        if self._sampling.temperature == 0.0:
+            for branch, token_id in zip(branches, self._to_vocabulary(logits.argmax(-1)).tolist(), strict=True):
+                branch.add(int(token_id))
+            return
+        ids, probs = self._supports(logits)
+        for row, branch in enumerate(branches):
+            choice = self._draw(branch, ids[row], probs[row])
+            branch.add(int(ids[row][choice]), ids[row], probs[row].astype(np.float32))
+
+    def _supports(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        """``ids, probs``, both ``[rows, m]``: the truncated, renormalised float32 distributions."""
+        sampling = self._sampling
+        size = min(self._support_size, logits.shape[-1], sampling.top_k or self._support_size)
+        top = logits.float().topk(size, dim=-1)
+        probs = torch.softmax(top.values / sampling.temperature, dim=-1)
+        if sampling.top_p < 1.0:
+            probs = probs * (probs.cumsum(-1) - probs < sampling.top_p)
+        if sampling.min_p > 0.0:
+            probs = probs * (probs >= sampling.min_p * probs[..., :1])
+        probs = probs / probs.sum(-1, keepdim=True)
+        return self._to_vocabulary(top.indices).cpu().numpy(), probs.cpu().numpy()
+
+    def _draw(self, branch: Branch, ids: np.ndarray, probs: np.ndarray) -> int:  # type: ignore[type-arg]
+        position = self.request.confirmed_length + branch.num_accepted + branch.depth
+        if self._random.seeded:
+            # The target races the same noise (coupled acceptance): agreeing is then as likely as can be.
+            if position not in self._races:
+                self._races[position] = self._random.race(position, self._model.vocab_size)
+            return race_winner(probs, self._races[position][ids])
+        # The round is in the name: a position proposed again after a rejection gets fresh numbers, since block
+        # verification looks at the whole proposal.
+        return inverse_cdf(probs, float(self._random.uniforms(f"draft:{self.request.round_id}", position, 1)[0]))
+
+    def _biased(self, logits: Tensor) -> Tensor:
+        bias = self._sampling.logit_bias
+        if not bias:
+            return logits
+        out = logits.clone()
+        id_map = self._model.id_map
+        for token_id, amount in bias.items():
+            rows = [token_id] if id_map is None else torch.nonzero(id_map == token_id)[:, 0].tolist()
+            for row in rows:
+                if row < out.shape[-1]:
+                    out[..., row] += amount
+        return out
+
+    def _to_vocabulary(self, rows: Tensor) -> Tensor:
+        id_map = self._model.id_map
+        return rows if id_map is None else id_map[rows]

@@ -1,0 +1,178 @@
+"""From a name to a model that can run: folder, GGUF file or hub id; dtype, device and quantisation."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from generation.attention import ATTENTION_NAME
+from generation.config import ModelConfig
+from generation.kv_cache import CacheShape
+from generation.model_runner import LoadedModel
+from generation.packing import can_pack, pack_linears
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class ModelNotUsable(Exception):
+    """A model cannot be loaded or paired; ``str()`` is one clear sentence."""
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the first GPU when there is one."""
+    if name in ("auto", "map"):
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelNotUsable(f"The configuration asks for {name}, but this machine shows no CUDA device.")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto``: bfloat16 where the processor computes in it, float32 elsewhere."""
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load a causal language model with slot attention, packed or quantised as configured.
+
+    Raises ``ModelNotUsable`` naming what is missing or does not fit.
+    """
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    model = _pretrained(config, dtype)
+    text_config = model.config.get_text_config()
+    decoder, head = model.base_model, model.get_output_embeddings()
+    if head is None:
+        raise ModelNotUsable(f"{config.model} has no output head: it is not a causal language model.")
+    if config.device != "map":
+        model.to(device)
+    _quantize(model, config.quantization)
+    # A tied head shares its weight with the embedding; packing gives the head its own copy.
+    if config.packed_linear and device.type == "cpu" and config.quantization == "none":
+        pack_linears(model)
+        decoder, head = model.base_model, model.get_output_embeddings()
+    if config.compile:
+        decoder = torch.compile(decoder, dynamic=True)
+    return LoadedModel(
+        decoder=decoder,
+        head=head,
+        vocab_size=_tokenizer_size(config, text_config.vocab_size),
+        context_length=int(getattr(text_config, "max_position_embeddings", 2048)),
+        cache_shape=cache_shape(text_config, dtype, device),
+        eos_token_ids=_eos_token_ids(model),
+        name=Path(config.model).name if Path(config.model).exists() else config.model,
+        fingerprint=fingerprint(config.model, config.revision, f"{dtype}/{config.quantization}"),
+        logit_softcap=getattr(text_config, "final_logit_softcapping", None),
+        logit_scale=_logit_scale(text_config),
+    )
+
+
+def load_tokenizer(model: str, revision: str | None = None) -> Any:
+    """The model's own tokenizer (transformers), from a folder, a GGUF file or a hub id."""
+    path = Path(model)
+    try:
+        if path.suffix == ".gguf":
+            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        return AutoTokenizer.from_pretrained(model, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ModelNotUsable(f"No tokenizer could be loaded from {model}: {_first_line(error)}") from error
+
+
+def cache_shape(text_config: Any, dtype: torch.dtype, device: torch.device) -> CacheShape:
+    """Keys and values per layer, from a transformers configuration."""
+    num_heads = int(text_config.num_attention_heads)
+    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or num_heads)
+    head_dim = int(getattr(text_config, "head_dim", None) or text_config.hidden_size // num_heads)
+    return CacheShape(((kv_heads, head_dim),) * int(text_config.num_hidden_layers), dtype, device)
+
+
+def fingerprint(model: str, revision: str | None, variant: str) -> str:
+    """Sixteen hex digits that change with any weight, the revision, the dtype or the quantisation."""
+    digest = hashlib.blake2b(f"{revision}/{variant}".encode(), digest_size=8)
+    path = Path(model)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
+    if not files:
+        digest.update(model.encode())
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    path = Path(config.model)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    if config.device == "map":
+        options["device_map"] = "auto"
+    try:
+        if path.suffix == ".gguf":
+            model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotUsable(f"The model {config.model} could not be loaded: {_first_line(error)}") from error
+    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def _quantize(model: nn.Module, kind: str) -> None:
+    """Weight-only int8 or int4 through torchao, in place."""
+    if kind == "none":
+        return
+    try:
+        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise ModelNotUsable("Quantisation needs torchao: pip install 'rag-service[quantization]'.") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_(model, Int8WeightOnlyConfig() if kind == "int8" else Int4WeightOnlyConfig())
+
+
+def _tokenizer_size(config: ModelConfig, model_size: int) -> int:
+    """Ids that the tokenizer knows; a model's embedding may be padded beyond them."""
+    try:
+        return min(model_size, len(load_tokenizer(config.model, config.revision)))
+    except ModelNotUsable:
+        return model_size
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    eos = model.config.get_text_config().eos_token_id if eos is None else eos
+    return () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
+def _logit_scale(text_config: Any) -> float:
+    """Cohere multiplies its logits by ``logit_scale``, Granite divides them by ``logits_scaling``."""
+    if hasattr(text_config, "logits_scaling"):
+        return 1.0 / float(text_config.logits_scaling)
+    return float(getattr(text_config, "logit_scale", 1.0))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_pair(target_tokenizer: Any, draft_tokenizer: Any, target: str, draft: str) -> None:
+    """Refuse a draft whose tokenizer differs from the target's: same id, other text, is never exact.
+
+    Raises ``ModelNotUsable`` naming both. Padded embedding rows are no difference.
+    """
+    if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+        raise ModelNotUsable(
+            f"The draft {draft} uses another tokenizer than the target {target}: "
+            "their token ids mean different text, so the pair cannot decode speculatively."
+        )
+
+
