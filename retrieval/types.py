@@ -28,12 +28,15 @@ class Document:
 @dataclass(frozen=True, slots=True)
 class Passage:
     """One chunk. ``metadata`` has ``title``, ``domain``, ``start`` and ``end`` (characters of the document's
-    text, so that ``document.text[start:end] == text``) and, where known, ``page``, ``section``, ``source``."""
+    text, so that ``document.text[start:end] == text``) and, where known, ``page``, ``section``, ``source``.
+    """
 
     document_id: str
     chunk_id: str
     text: str
     metadata: Metadata = field(default_factory=dict)
+    token_vectors: bytes | None = field(default=None, repr=False, compare=False)
+    """Packed vectors for late interaction (``retrieval.token_vectors``), for the reranker only."""
 
 
 @dataclass(frozen=True, slots=True)

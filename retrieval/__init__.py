@@ -1,0 +1,1 @@
+"""Text in, scored passages out: loading, chunking, embedding, hybrid search, reranking, evaluation."""

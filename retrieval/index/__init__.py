@@ -1,0 +1,1 @@
+"""Where chunks and vectors live: embedded (``edge``) or on a Qdrant server (``server``)."""

@@ -1,0 +1,119 @@
+"""Retrieval as one object: what a Retriever replica, the CLI and the tests hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from retrieval.chunking import Chunker
+from retrieval.collection import open_collection
+from retrieval.config import RetrievalConfig
+from retrieval.embedder import SentenceEmbedder
+from retrieval.index.record import Index
+from retrieval.ingestion import Ingestion
+from retrieval.jobs import Jobs
+from retrieval.reranker import load_late_interaction
+from retrieval.retriever import Retriever
+from retrieval.sparse import Bm25Encoder
+from retrieval.types import Document, DocumentInfo, JobStatus, Passage, SearchRequest, SearchResult
+
+
+class RetrievalService:
+    """Search and ingestion over one index. Every method may be called from any thread and blocks it.
+
+    Raises ``RetrievalError`` when a model can't be loaded or the index can't be opened.
+    """
+
+    def __init__(self, config: RetrievalConfig, cache_folder: Path | None, data_folder: Path) -> None:
+        """``cache_folder``: where packaged models lie (``models/NAME``); ``data_folder``: index and jobs."""
+        self.config = config
+        self._embedder = SentenceEmbedder(config.embedder, cache_folder)
+        self._chunker = Chunker(config.chunking, self._embedder.tokenizer)
+        self._sparse = Bm25Encoder()
+        stores_tokens = config.reranker.kind == "late_interaction"
+        self._late_interaction = load_late_interaction(config.reranker) if stores_tokens else None
+        self._index: Index = open_collection(
+            config.index, data_folder, self._fingerprint(), self._embedder.dimension
+        )
+        self.ingestion = Ingestion(
+            self._chunker,
+            self._embedder,
+            self._sparse,
+            self._late_interaction,
+            self._index,
+            optimize_every=config.index.optimize_every,
+        )
+        self._retriever = Retriever(config.search, self._embedder, self._sparse, self._index, stores_tokens)
+        self._jobs = Jobs(data_folder / "jobs", config.ingestion, lambda: self.ingestion)
+        self._closed = threading.Event()
+
+    @property
+    def index(self) -> Index:
+        return self._index
+
+    def search(self, request: SearchRequest) -> SearchResult:
+        return self._retriever.search(request)
+
+    def ingest(self, documents: Sequence[Document]) -> JobStatus:
+        """Queue documents of one tenant (their own ``tenant`` field)."""
+        return self._jobs.submit_documents(documents, documents[0].tenant if documents else "default")
+
+    def ingest_files(self, files: Sequence[tuple[str, bytes]], domain: str | None, tenant: str) -> JobStatus:
+        """Queue files (name, bytes); what each is read as follows from its suffix."""
+        return self._jobs.submit_files(files, domain, tenant)
+
+    def job(self, job_id: str, tenant: str) -> JobStatus | None:
+        return self._jobs.get(job_id, tenant)
+
+    def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:
+        """Block until a job has ended."""
+        return self._jobs.wait(job_id, timeout)
+
+    def cancel_job(self, job_id: str, tenant: str) -> JobStatus | None:
+        return self._jobs.cancel(job_id, tenant)
+
+    def documents(
+        self, tenant: str, domain: str | None = None, limit: int = 100, offset: str | None = None
+    ) -> tuple[list[DocumentInfo], str | None]:
+        """A page of the tenant's documents, and the offset of the next page."""
+        return self._index.documents(tenant, domain, limit, offset)
+
+    def document(self, document_id: str, tenant: str) -> tuple[DocumentInfo, list[Passage]] | None:
+        info = self._index.document(tenant, document_id)
+        return (info, self._index.passages(tenant, document_id)) if info else None
+
+    def delete(self, document_id: str, tenant: str) -> bool:
+        """False when the tenant has no such document."""
+        return self._index.delete(tenant, document_id)
+
+    def ready(self) -> dict[str, str]:
+        """Name → why it is not ready; empty when ready."""
+        if self._closed.is_set():
+            return {"index": "The index is closed."}
+        try:
+            self._index.count()
+        except Exception as error:  # whatever the client raises means: not reachable
+            return {"index": f"The index is not reachable: {error}"}
+        return {}
+
+    def close(self) -> None:
+        """Finish the document being written and release the index. Calling it again does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._jobs.close()
+        self._index.close()
+
+    def _fingerprint(self) -> str:
+        """A digest of everything that stored vectors depend on: another digest, another collection."""
+        parts = {
+            "embedder": self._embedder.name,
+            "prefix": self.config.embedder.passage_prefix,
+            "chunking": self.config.chunking.model_dump(),
+            "tokens": self._late_interaction.name if self._late_interaction else None,
+            "format": 1,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
