@@ -80,11 +80,16 @@ class Telemetry:
 
     def __init__(self, domains: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
+        self._num_log_dropped = 0
         self._domains = frozenset(domains) | {OTHER}
         self._running = RunningAcceptance(self.registry)
         self._add_request_metrics()
         self._add_speculation_metrics()
         self._add_state_metrics()
+        self._log_dropped = Counter(
+            "rag_request_log_dropped", "Records lost because the log could not be written.",
+            registry=self.registry,
+        )  # fmt: skip
 
     def observe(self, record: RequestRecord) -> None:
         """Count one finished request."""
@@ -125,6 +130,11 @@ class Telemetry:
         """What runs now: one series, replaced on a change."""
         self._build.clear()
         self._build.labels(version, target, draft).set(1.0)
+
+    def set_log_dropped(self, total: int) -> None:
+        """How many records the log has lost since the start."""
+        self._log_dropped.inc(max(0, total - self._num_log_dropped))
+        self._num_log_dropped = max(total, self._num_log_dropped)
 
     def _observe_times(self, domain: str, record: RequestRecord) -> None:
         """Times of requests that ended well; those of refused ones would flatter the percentiles."""
@@ -208,10 +218,6 @@ class Telemetry:
         self._build = gauge("rag_build_info", "What is running.", "version", "target", "draft")
         self.log_pending = gauge("rag_request_log_pending", "Records waiting to be written to the log.")
         self.log_failing = gauge("rag_request_log_failing", "1 while the request log cannot be written.")
-        self.log_dropped = Counter(
-            "rag_request_log_dropped", "Records lost because the log could not be written.",
-            registry=self.registry,
-        )  # fmt: skip
 
 
 def _known(value: str, values: tuple[str, ...]) -> str:

@@ -1,0 +1,159 @@
+"""Where finished requests go: metrics at once, the request log for good, reports from the log.
+
+Synchronous and thread-safe, without Ray: the Recorder deployment wraps it. A thread of its own forces the log
+to the disk, compacts it and watches for drift.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import duckdb
+
+from rag_service.acceptance_report import Report, acceptance_report
+from rag_service.baseline import BaselineError, read_baselines
+from rag_service.config import OTHER_DOMAIN, Settings
+from rag_service.record import RequestRecord
+from rag_service.report_query import ReportQuery
+from rag_service.request_log import RequestLog
+from rag_service.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+REMEMBERED_REQUESTS: Final = 20_000
+"""Recent requests remembered so that one delivered twice counts once."""
+REPORT_MEMORY_SECONDS: Final = 2.0
+"""A report asked for again within this time is the same one: dashboards poll."""
+
+
+class Recorder:
+    """The one that counts. ``record`` never raises because of the log; ``acceptance`` may (see there)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._domains = (*settings.service.domains, OTHER_DOMAIN)
+        self._telemetry = Telemetry(settings.service.domains)
+        self._log = request_log_of(settings)
+        self._baselines = _baselines(settings)
+        self._telemetry.set_baselines(self._baselines)
+        self._build: tuple[str, str] | None = None
+        self._seen: dict[tuple[str, float], None] = {}
+        self._reports: dict[str, tuple[float, Report]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._flush_seconds = settings.telemetry.flush_seconds
+        self._keeper = threading.Thread(target=self._keep, name="request-log", daemon=True)
+        self._keeper.start()
+
+    def record(self, record: RequestRecord) -> None:
+        """Count and log one finished request; the same one delivered again is passed over."""
+        key = (record.request_id, record.started_at)
+        with self._lock:
+            if key in self._seen:
+                return
+            self._seen[key] = None
+            if len(self._seen) > REMEMBERED_REQUESTS:
+                del self._seen[next(iter(self._seen))]
+            self._telemetry.observe(record)
+            if record.target and (record.target, record.draft) != self._build:
+                self._build = (record.target, record.draft)
+                self._telemetry.set_build(_version(), *self._build)
+        self._log.append(record)
+
+    def acceptance(self, query: Mapping[str, Any]) -> Report:
+        """The acceptance report; parameters as ``ReportQuery.of``.
+
+        Raises ``ReportQueryError`` for parameters that make no sense and ``OSError`` when the log cannot be
+        read.
+        """
+        now = time.time()
+        asked = ReportQuery.of(query, now, self._domains)
+        key = repr(sorted((name, str(value)) for name, value in query.items()))
+        with self._lock:
+            at, report = self._reports.get(key, (0.0, {}))
+        if now - at < REPORT_MEMORY_SECONDS:
+            return report
+        report = self._report(asked)
+        with self._lock:
+            self._reports = {
+                known: found
+                for known, found in self._reports.items()
+                if now - found[0] < REPORT_MEMORY_SECONDS
+            } | {key: (now, report)}
+        return report
+
+    def metrics(self) -> str:
+        """Prometheus text exposition."""
+        with self._lock:
+            self._telemetry.log_pending.set(self._log.num_pending)
+            self._telemetry.log_failing.set(float(self._log.failure is not None))
+            self._telemetry.set_log_dropped(self._log.num_dropped)
+            return self._telemetry.exposition()
+
+    def set_breakers(self, open_by_replica: Mapping[str, bool]) -> None:
+        """Say which draft replicas are not asked at present."""
+        with self._lock:
+            self._telemetry.set_breakers(open_by_replica)
+
+    def ready(self) -> dict[str, str]:
+        """Name → why it is not ready: never anything, since a log that fails must not stop the serving."""
+        return {}
+
+    def flush(self) -> None:
+        """Force everything recorded to the disk."""
+        self._log.flush()
+
+    def close(self) -> None:
+        """Stop the thread, write and compact what is left. Idempotent."""
+        self._closed.set()
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(timeout=30.0)
+        self._log.close()
+
+    def _report(self, query: ReportQuery) -> Report:
+        try:
+            with self._log.reading(query.since, query.until) as connection:
+                return acceptance_report(connection, query, self._domains, self._baselines)
+        except duckdb.Error as error:
+            raise OSError(f"The request log cannot be read: {error}") from error
+
+    def _keep(self) -> None:
+        while not self._closed.wait(self._flush_seconds):
+            try:
+                failing = self._log.failure
+                self._log.flush()
+                self._log.maintain()
+                if self._log.failure != failing and self._log.failure is not None:
+                    logger.error("the request log cannot be written: %s", self._log.failure)
+            except Exception:
+                logger.exception("looking after the request log failed; it goes on")
+
+
+def request_log_of(settings: Settings) -> RequestLog:
+    """The configured request log."""
+    return RequestLog(
+        settings.telemetry_folder,
+        local_folder=settings.data_folder / "requests",
+        keep_text=settings.telemetry.keep_text,
+        retention_days=settings.telemetry.retention_days,
+    )
+
+
+def _baselines(settings: Settings) -> dict[str, float]:
+    if settings.telemetry.baseline_file is None:
+        return {}
+    try:
+        return read_baselines(settings.telemetry.baseline_file)
+    except BaselineError as error:
+        logger.error("no baselines: %s", error)
+        return {}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("rag-service")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,202 @@
+"""The acceptance report for people and other programs: table, Markdown, CSV, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.table import Table
+from rich.text import Text
+
+from rag_service.telemetry import STAGES
+
+Row = dict[str, Any]
+NONE_MARK = "–"
+
+
+def flat_rows(report: dict[str, Any]) -> list[Row]:
+    """One row a domain, or a domain's group: plain columns, None where nothing was measured."""
+    return [_flat(domain, keys, figures) for domain, keys, figures in _entries(report)]
+
+
+def csv_of(report: dict[str, Any]) -> str:
+    """RFC 4180 text with a header line; an unknown figure is an empty field."""
+    rows = flat_rows(report)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]) if rows else ["domain"], lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def parquet_of(report: dict[str, Any]) -> bytes:
+    """The rows of ``flat_rows`` as a Parquet file."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(flat_rows(report)), buffer)
+    return buffer.getvalue()
+
+
+def series_rows(report: dict[str, Any]) -> list[Row]:
+    """The time series as flat rows: domain, start (Unix seconds) and the bucket's figures."""
+    rows = []
+    for domain, buckets in report.get("series", {}).get("domains", {}).items():
+        for bucket in buckets:
+            low, high = bucket["interval"] or (None, None)
+            row = {"domain": domain, **{k: v for k, v in bucket.items() if not isinstance(v, (dict, list))}}
+            row |= {"interval_low": low, "interval_high": high}
+            row |= _percentile_columns("latency", bucket["latency_seconds"])
+            rows.append({name: value for name, value in row.items() if name != "interval"})
+    return rows
+
+
+def markdown_of(report: dict[str, Any]) -> str:
+    """Two pipe tables, acceptance and latency, with a sentence on the window before them."""
+    lines = [f"# Acceptance report, {report['window']}", ""]
+    if not report["domains"] or not any(f["num_requests"] for f in report["domains"].values()):
+        return "\n".join([*lines, "No requests in this window.", ""])
+    for title, header, rows in (
+        ("Acceptance", _acceptance_header(report), _acceptance_cells(report)),
+        ("Latency, P50 / P95 / P99 in seconds", _latency_header(report), _latency_cells(report)),
+    ):
+        lines += [f"## {title}", "", _pipes(header), _pipes(["---"] * len(header))]
+        lines += [*(_pipes(row) for row in rows), ""]
+    return "\n".join([*lines, *_footnotes(report), ""])
+
+
+def tables_of(report: dict[str, Any]) -> list[Table]:
+    """Two rich tables for a terminal: acceptance and latency."""
+    tables = []
+    for title, header, rows in (
+        (f"Acceptance, {report['window']}", _acceptance_header(report), _acceptance_cells(report)),
+        ("Latency, P50 / P95 / P99 in seconds", _latency_header(report), _latency_cells(report)),
+    ):
+        table = Table(title=title, title_justify="left")
+        for index, name in enumerate(header):
+            table.add_column(name, justify="left" if index == 0 else "right")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        tables.append(table)
+    tables[0].caption = "\n".join(_footnotes(report)) or None
+    return tables
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure for reading; an unknown one is a dash."""
+    return NONE_MARK if value is None else f"{value:.{digits}f}"
+
+
+def _entries(report: dict[str, Any]) -> Iterator[tuple[str, Row, Row]]:
+    group_by = [name for name in report["group_by"] if name != "domain"]
+    for domain, figures in report["domains"].items():
+        yield domain, dict.fromkeys(group_by, "all") if group_by else {}, figures
+        for group in figures.get("groups", []):
+            yield domain, {name: group[name] for name in group_by}, group
+
+
+def _flat(domain: str, keys: Row, figures: Row) -> Row:
+    low, high = figures["interval"] or (None, None)
+    row = {
+        "domain": domain,
+        **keys,
+        "num_requests": figures["num_requests"],
+        "num_tested_requests": figures["num_tested_requests"],
+        "acceptance_rate": figures["acceptance_rate"],
+        "interval_low": low,
+        "interval_high": high,
+        "estimator": figures["estimator"],
+        "lossy": figures["lossy"],
+        "lossy_acceptance_rate": figures["lossy_acceptance_rate"],
+        "mean_of_requests_acceptance_rate": figures["mean_of_requests_acceptance_rate"],
+        "overlap": figures["overlap"],
+        "accepted_over_drafted": figures["accepted_over_drafted"],
+        "mean_acceptance_length": figures.get("mean_acceptance_length"),
+        "num_rounds": figures.get("num_rounds"),
+        "num_draft_tokens": figures["num_draft_tokens"],
+        "num_accepted_draft_tokens": figures["num_accepted_draft_tokens"],
+        "tokens_per_second": figures.get("tokens_per_second"),
+        **_percentile_columns("latency", figures.get("latency_seconds")),
+        **_percentile_columns("time_to_first_token", figures.get("time_to_first_token_seconds")),
+    }
+    for stage in STAGES:
+        row |= _percentile_columns(stage, figures.get("stage_seconds", {}).get(stage))
+    return row
+
+
+def _percentile_columns(name: str, values: Row | None) -> Row:
+    return {f"{name}_{key}_seconds": (values or {}).get(key) for key in ("p50", "p95", "p99")}
+
+
+def _acceptance_header(report: dict[str, Any]) -> list[str]:
+    return [
+        *report["group_by"], "requests", "α", "95 % interval", "accepted/drafted", "mean length", "tokens/s",
+    ]  # fmt: skip
+
+
+def _acceptance_cells(report: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            domain,
+            *(str(value) or NONE_MARK for value in keys.values()),
+            str(figures["num_requests"]),
+            _rate_cell(figures),
+            _interval_cell(figures["interval"]),
+            number(figures["accepted_over_drafted"]),
+            number(figures.get("mean_acceptance_length"), 2),
+            number(figures.get("tokens_per_second"), 1),
+        ]
+        for domain, keys, figures in _entries(report)
+    ]
+
+
+def _rate_cell(figures: Row) -> str:
+    if figures["lossy"]:
+        return f"{number(figures['lossy_acceptance_rate'])} lossy"
+    return number(figures["acceptance_rate"]) + (" β" if figures["estimator"] == "overlap" else "")
+
+
+def _interval_cell(interval: list[float] | None) -> str:
+    return NONE_MARK if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+
+
+def _latency_header(report: dict[str, Any]) -> list[str]:
+    return ["domain", "end to end", "first token", *_stages(report)]
+
+
+def _latency_cells(report: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            domain,
+            _percentiles_cell(figures["latency_seconds"]),
+            _percentiles_cell(figures["time_to_first_token_seconds"]),
+            *(_percentiles_cell(figures["stage_seconds"].get(stage)) for stage in _stages(report)),
+        ]
+        for domain, figures in report["domains"].items()
+    ]
+
+
+def _stages(report: dict[str, Any]) -> list[str]:
+    return [s for s in STAGES if any(s in figures["stage_seconds"] for figures in report["domains"].values())]
+
+
+def _percentiles_cell(values: Row | None) -> str:
+    if not values or values["p50"] is None:
+        return NONE_MARK
+    return " / ".join(f"{values[key]:.2f}" for key in ("p50", "p95", "p99"))
+
+
+def _footnotes(report: dict[str, Any]) -> list[str]:
+    figures = [figures for _, _, figures in _entries(report)]
+    notes = []
+    if any(found["estimator"] == "overlap" for found in figures):
+        notes.append("β: mean overlap of draft and target, the estimator of α under block verification.")
+    if any(found["lossy"] or found.get("num_lossy_requests") for found in figures):
+        notes.append("lossy: some requests were verified by a lossy rule, whose acceptance is no α.")
+    return notes
+
+
+def _pipes(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

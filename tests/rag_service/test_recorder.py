@@ -1,0 +1,139 @@
+"""The recorder as its deployment uses it: many threads in, metrics and reports out, across restarts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_service.baseline import BaselineError, read_baselines
+from rag_service.config import Settings
+from rag_service.recorder import Recorder
+from rag_service.report_query import ReportQueryError
+from rag_service.request_log import RequestLog
+from tests.rag_service.records import record_of, simulated, stats_of
+
+
+def settings_of(folder: Path, **telemetry: Any) -> Settings:
+    values = {"flush_seconds": 0.05, **telemetry}
+    return Settings.parse({"data_folder": str(folder), "telemetry": values})
+
+
+def test_records_are_counted_logged_and_survive_a_restart(tmp_path: Path) -> None:
+    recorder = Recorder(settings_of(tmp_path))
+    records = simulated(np.random.default_rng(1), 50, 0.7, start=time.time() - 3600)
+    for record in records:
+        recorder.record(record)
+    recorder.flush()
+    metrics = recorder.metrics()
+    assert 'rag_requests_total{domain="finance",outcome="ok"} 50.0' in metrics
+    assert 'rag_acceptance_rate{domain="finance"}' in metrics
+    assert 'rag_build_info{draft="d1",target="smol"' in metrics
+    before = recorder.acceptance({"window": "1d"})
+    recorder.close()
+    again = Recorder(settings_of(tmp_path))
+    after = again.acceptance({"window": "1d"})
+    again.close()
+    assert before["domains"]["finance"]["num_requests"] == 50
+    assert after["domains"] == before["domains"]
+
+
+def test_a_record_delivered_twice_counts_once(tmp_path: Path) -> None:
+    recorder = Recorder(settings_of(tmp_path))
+    record = record_of("a", stats_of([3]), started_at=time.time())
+    recorder.record(record)
+    recorder.record(record)
+    recorder.record(record_of("a", stats_of([3]), started_at=time.time() + 0.001))
+    assert recorder.acceptance({"until": time.time() + 10})["domains"]["all"]["num_requests"] == 2
+    assert 'outcome="ok"} 2.0' in recorder.metrics()
+    recorder.close()
+
+
+def test_many_threads_lose_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(settings_of(tmp_path))
+
+    def work(name: int) -> None:
+        for record in simulated(np.random.default_rng(name), 40, 0.8, start=time.time() - 3600 + name):
+            recorder.record(record)
+            if name == 0:
+                recorder.metrics()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder.acceptance({})["domains"]["all"]["num_requests"] == 240
+    assert 'outcome="ok"} 240.0' in recorder.metrics()
+    recorder.close()
+    assert not list((tmp_path / "requests" / "write-ahead").iterdir())
+
+
+def test_the_log_is_flushed_without_being_asked(tmp_path: Path) -> None:
+    recorder = Recorder(settings_of(tmp_path))
+    recorder.record(record_of("a", started_at=time.time()))
+    for _ in range(200):
+        if not recorder._log._current or not recorder._log._current._unsynced:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the row was never forced to the disk")
+    recorder.close()
+
+
+def test_log_that_cannot_be_written_is_an_alert_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text("a file where the folder should be")
+    recorder = Recorder(settings_of(tmp_path))
+    recorder.record(record_of("a", stats_of([3]), started_at=time.time()))
+    metrics = recorder.metrics()
+    assert "rag_request_log_failing 1.0" in metrics
+    assert "rag_request_log_pending 1.0" in metrics
+    assert "rag_request_log_dropped_total 0.0" in metrics
+    assert recorder.acceptance({})["domains"]["finance"]["num_requests"] == 1
+    assert recorder.ready() == {}
+    recorder.close()
+
+
+def test_bad_query_is_refused(tmp_path: Path) -> None:
+    recorder = Recorder(settings_of(tmp_path))
+    with pytest.raises(ReportQueryError, match="There is no domain cooking"):
+        recorder.acceptance({"domain": "cooking"})
+    recorder.close()
+
+
+def test_baselines_reach_metrics_and_report(tmp_path: Path) -> None:
+    path = tmp_path / "gate.json"
+    path.write_text(json.dumps({"domains": {"finance": {"acceptance_rate": 0.81}, "legal": {}}}))
+    recorder = Recorder(settings_of(tmp_path, baseline_file=str(path)))
+    recorder.record(record_of("a", stats_of([3]), started_at=time.time()))
+    recorder.set_breakers({"draft-1": True})
+    metrics = recorder.metrics()
+    assert 'rag_acceptance_rate_baseline{domain="finance"} 0.81' in metrics
+    assert 'rag_acceptance_rate_baseline{domain="legal"}' not in metrics
+    assert 'rag_draft_breaker_open{replica="draft-1"} 1.0' in metrics
+    assert recorder.acceptance({})["domains"]["finance"]["baseline"] == 0.81
+    recorder.close()
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"domains": {"finance": 1.5}}'])
+def test_bad_baselines_are_named_and_do_not_stop_the_recorder(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "gate.json"
+    path.write_text(content)
+    with pytest.raises(BaselineError, match=r"The baseline .*gate\.json"):
+        read_baselines(path)
+    Recorder(settings_of(tmp_path, baseline_file=str(path))).close()
+
+
+def test_retention_and_text_follow_the_settings(tmp_path: Path) -> None:
+    recorder = Recorder(settings_of(tmp_path, retention_days=3, keep_text=True))
+    recorder.record(record_of("old", started_at=time.time() - 10 * 86_400))
+    recorder.record(record_of("new", started_at=time.time(), question="Who?", answer="Me."))
+    recorder.close()
+    with RequestLog(str(tmp_path / "requests")).reading() as connection:
+        rows = connection.execute("select request_id, question, answer from requests").fetchall()
+    assert rows == [("new", "Who?", "Me.")]
