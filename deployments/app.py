@@ -24,6 +24,7 @@ from deployments.options import (
     deployment_options,
     has_autoscaling,
     has_draft,
+    logging_options,
 )
 from rag_service.config import Settings
 
@@ -117,12 +118,13 @@ def run(
     service = RunningService(_url(host, port), start_ray(settings, address))
     try:
         _refuse_second()
+        log = LoggingConfig(**logging_options())
         serve.start(
             http_options={"host": host, "port": port, "keep_alive_timeout_s": 75},
-            logging_config=_logging(),
+            logging_config=log,
         )
         app = application if application is not None else compose(settings)
-        target = serve.RunTarget(app, APPLICATION, "/", _logging(), not has_autoscaling(settings))
+        target = serve.RunTarget(app, APPLICATION, "/", log, not has_autoscaling(settings))
         serve.run_many(
             [target], wait_for_applications_running=False, wait_for_ingress_deployment_creation=False
         )
@@ -135,10 +137,6 @@ def run(
     return service
 
 
-def _logging() -> LoggingConfig:
-    return LoggingConfig(encoding="JSON", log_level="WARNING", enable_access_log=False)
-
-
 def _refuse_second() -> None:
     with contextlib.suppress(Exception):
         if APPLICATION in serve.status().applications:
@@ -149,7 +147,7 @@ def _refuse_second() -> None:
 
 
 def _wait(url: str, seconds: float) -> None:
-    """Return once ``/readyz`` answers 200. Raises ``StartError`` with the reason when it cannot or does not."""
+    """Return once ``/readyz`` answers 200. Raises ``StartError`` with the reason when it does not."""
     ends_at = time.monotonic() + seconds
     reason = "nothing has answered yet"
     # No proxy from the environment: this is the machine's own address.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from rag_service.api.app import create_app
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.handles import GeneratorHandle, RecorderHandle, RerankerHandle, RetrieverHandle
-from rag_service.api import Backends, create_app
+from deployments.handles import GeneratorHandle, RerankerHandle, RetrieverHandle
+from deployments.recorder_handle import RecorderHandle
 from rag_service.config import Settings
+from rag_service.pipeline import Backends
 
 
 class Gateway:
@@ -29,11 +31,12 @@ class Gateway:
         recorder: DeploymentHandle[Any],
     ) -> None:
         self._settings = settings
+        generator = GeneratorHandle(target, settings.deployments.gateway.retry_unstarted)
         self._backends = Backends(
             retriever=RetrieverHandle(retriever),
             reranker=RerankerHandle(reranker),
-            generator=GeneratorHandle(target, settings.deployments.gateway.retry_unstarted),
-            recorder=RecorderHandle(recorder),
+            generator=generator,
+            recorder=RecorderHandle(recorder, generator.status),
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -27,7 +26,6 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from generation.types import GenerationChunk, GenerationError, GenerationRequest, QueueFull
-from rag_service.record import RequestRecord
 from retrieval.types import (
     Document,
     DocumentInfo,
@@ -46,7 +44,6 @@ LOST = (RayActorError, ReplicaUnavailableError)
 """The replica died or became unreachable (``ActorDiedError`` and ``ActorUnavailableError`` are inside)."""
 
 NUM_ATTEMPTS = 4
-BATCH_RECORDS = 256
 READY_SECONDS = 5.0
 CALL_SECONDS = 60.0
 DEADLINE_GRACE_SECONDS = 2.0
@@ -63,7 +60,7 @@ async def call(
         try:
             return await response
         except asyncio.CancelledError:
-            response.cancel()
+            _cancel(response)
             raise
 
     attempts = AsyncRetrying(
@@ -74,6 +71,12 @@ async def call(
     )
     async with asyncio.timeout(seconds):
         return await attempts(once)
+
+
+def _cancel(response: Any) -> None:
+    # Cancelling a call that was never assigned to a replica raises what kept it from being so, once more.
+    with contextlib.suppress(Exception):
+        response.cancel()
 
 
 def original(error: BaseException) -> BaseException:
@@ -90,7 +93,7 @@ def generation_error(error: BaseException, who: str = "target") -> GenerationErr
         return cause
     if isinstance(cause, BackPressureError):
         return QueueFull(int(cause.args[0]))
-    message, code = _described(cause, who)
+    message, code = described(cause, who)
     return GenerationError(message, code)
 
 
@@ -99,11 +102,13 @@ def retrieval_error(error: BaseException, who: str) -> RetrievalError:
     cause = original(error)
     if isinstance(cause, RetrievalError):
         return cause
-    message, code = _described(cause, who)
+    message, code = described(cause, who)
     return RetrievalError(message, code)
 
 
-def _described(cause: BaseException, who: str) -> tuple[str, str]:
+def described(error: BaseException, who: str) -> tuple[str, str]:
+    """Message and code of an error that is none of our own types."""
+    cause = original(error)
     if isinstance(cause, BackPressureError):
         return f"{cause.args[0]} requests wait for the {who} already; try again later.", "overloaded"
     if isinstance(cause, LOST):
@@ -119,13 +124,14 @@ def _described(cause: BaseException, who: str) -> tuple[str, str]:
     return f"The {who} failed unexpectedly ({type(cause).__name__}).", "internal_error"
 
 
-async def _ready(handle: DeploymentHandle[Any], who: str) -> dict[str, str]:
+async def ready_of(handle: DeploymentHandle[Any], who: str) -> dict[str, str]:
+    """What ``ready()`` of one replica says, or that none answers: name → reason, empty when ready."""
     try:
         return cast("dict[str, str]", await call(handle, "ready", seconds=READY_SECONDS))
     except TimeoutError:
         return {who: "no replica answers"}
     except Exception as error:
-        return {who: _described(original(error), who)[0]}
+        return {who: described(error, who)[0]}
 
 
 class RetrieverHandle:
@@ -169,7 +175,7 @@ class RetrieverHandle:
         return bool(await self._call("delete", document_id, tenant))
 
     async def ready(self) -> dict[str, str]:
-        return await _ready(self._handle, "retriever")
+        return await ready_of(self._handle, "retriever")
 
 
 class RerankerHandle:
@@ -185,7 +191,7 @@ class RerankerHandle:
             raise retrieval_error(error, "reranker") from None
 
     async def ready(self) -> dict[str, str]:
-        return await _ready(self._handle, "reranker")
+        return await ready_of(self._handle, "reranker")
 
 
 class GeneratorHandle:
@@ -223,7 +229,7 @@ class GeneratorHandle:
             finally:
                 # Also reached by GeneratorExit and CancelledError: the client is gone, so the target stops.
                 if not finished:
-                    stream.cancel()
+                    _cancel(stream)
 
     async def status(self) -> dict[str, Any]:
         """One replica's status; with several, the first one's and all of them under ``replicas``."""
@@ -238,69 +244,7 @@ class GeneratorHandle:
         return {**statuses[0], "replicas": statuses} if len(statuses) > 1 else statuses[0]
 
     async def ready(self) -> dict[str, str]:
-        return await _ready(self._handle, "target")
-
-
-class RecorderHandle:
-    """``RecorderBackend`` over the Recorder deployment.
-
-    A record never fails or delays an answer: while the Recorder is away records wait here, the newest
-    ``max_waiting`` of them, and are delivered in order when it is back.
-    """
-
-    def __init__(self, handle: DeploymentHandle[Any], max_waiting: int = 10_000) -> None:
-        self._handle = handle
-        self._waiting: deque[RequestRecord] = deque(maxlen=max_waiting)
-        self._task: asyncio.Task[None] | None = None
-        self.num_dropped = 0
-
-    async def record(self, record: RequestRecord) -> None:
-        """Hand over one record; returns once delivered, or after a second at most."""
-        if len(self._waiting) == self._waiting.maxlen:
-            self.num_dropped += 1
-            logger.error("the recorder has been away for too long: oldest request record dropped")
-        self._waiting.append(record)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._deliver())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._task), timeout=1.0)
-
-    async def _deliver(self) -> None:
-        num_failures = 0
-        while self._waiting:
-            batch = list(self._waiting)[:BATCH_RECORDS]
-            try:
-                await call(self._handle, "record_many", batch, seconds=10.0)
-            except Exception as error:
-                num_failures += 1
-                message, code = _described(original(error), "recorder")
-                logger.warning("%d request records wait: %s", len(self._waiting), message)
-                if code != "internal_error" or num_failures < NUM_ATTEMPTS:
-                    await asyncio.sleep(min(0.1 * 2**num_failures, 5.0))
-                    continue
-                # The recorder is there and cannot take these: they must not hold up all that follow.
-                self.num_dropped += len(batch)
-                logger.error("%d request records dropped", len(batch))
-            num_failures = 0
-            # By identity: the oldest may have been dropped from the left meanwhile.
-            done = {id(record) for record in batch}
-            while self._waiting and id(self._waiting[0]) in done:
-                self._waiting.popleft()
-
-    async def acceptance(self, query: dict[str, Any]) -> dict[str, Any]:
-        return cast("dict[str, Any]", await self._read("acceptance", query))
-
-    async def metrics(self) -> str:
-        return str(await self._read("metrics"))
-
-    async def _read(self, method: str, *args: Any) -> Any:
-        try:
-            return await call(self._handle, method, *args)
-        except Exception as error:
-            raise generation_error(error, "recorder") from None
-
-    async def ready(self) -> dict[str, str]:
-        return await _ready(self._handle, "recorder")
+        return await ready_of(self._handle, "target")
 
 
 class _Deadline:

@@ -88,6 +88,11 @@ def scaling_options(config: DeploymentConfig) -> dict[str, Any]:
     }
 
 
+def logging_options() -> dict[str, Any]:
+    """How replicas, controller and proxy log: one JSON object a line. Requests have a log of their own."""
+    return {"encoding": "JSON", "log_level": "WARNING", "enable_access_log": False}
+
+
 def has_autoscaling(settings: Settings) -> bool:
     return any(config_of(settings, name).autoscaling is not None for name in DEPLOYMENT_NAMES)
 

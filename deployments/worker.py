@@ -1,8 +1,9 @@
-"""One thread for a replica's blocking work, so that its event loop never waits for a model."""
+"""A thread for a replica's blocking work, so that its event loop never waits for a model."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,15 +20,16 @@ class WorkerStuck(RuntimeError):
 class Worker:
     """Runs blocking functions one after another in a thread of its own.
 
-    One thread, not a pool: torch models and the embedded Qdrant are not to be entered twice at once, and two
-    forward passes on one core only slow each other down.
+    One thread by default: models are not to be entered twice at once, and two forward passes on one core
+    only slow each other down. ``num_threads`` above 1 is for functions that are safe to overlap and merge
+    their forward passes themselves, or wait for a server.
     """
 
-    def __init__(self, name: str, stuck_after_seconds: float = 120.0) -> None:
+    def __init__(self, name: str, stuck_after_seconds: float = 120.0, num_threads: int = 1) -> None:
         self._name = name
         self._stuck_after_seconds = stuck_after_seconds
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._started_at: float | None = None
+        self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix=name)
+        self._started_at: dict[int, float] = {}
         self._num_waiting = 0
 
     @property
@@ -37,9 +39,9 @@ class Worker:
 
     @property
     def busy_seconds(self) -> float:
-        """How long the running call has been running; 0 when idle."""
-        started_at = self._started_at
-        return 0.0 if started_at is None else time.monotonic() - started_at
+        """How long the oldest running call has been running; 0 when idle."""
+        started = list(self._started_at.values())
+        return time.monotonic() - min(started) if started else 0.0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``function`` in the thread and await its result; its exceptions are raised here.
@@ -49,11 +51,12 @@ class Worker:
         """
 
         def call() -> T:
-            self._started_at = time.monotonic()
+            thread = threading.get_ident()
+            self._started_at[thread] = time.monotonic()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._started_at = None
+                del self._started_at[thread]
 
         self._num_waiting += 1
         try:

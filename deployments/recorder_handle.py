@@ -1,0 +1,117 @@
+"""The Recorder's handle: records are delivered beside the answers, never in their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.handles import NUM_ATTEMPTS, call, described, generation_error, ready_of
+from deployments.recorder import Refusal
+from generation.types import GenerationError
+from rag_service.record import RequestRecord
+from rag_service.report_query import ReportQueryError
+
+BATCH_RECORDS = 256
+STATUS_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class RecorderHandle:
+    """``RecorderBackend`` over the Recorder deployment.
+
+    A record never fails or delays an answer: while the Recorder is away records wait here, the newest
+    ``max_waiting`` of them, and are delivered in order when it is back.
+    """
+
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+        max_waiting: int = 10_000,
+    ) -> None:
+        """``status``: the target's, whose breakers are shown with the metrics."""
+        self._handle = handle
+        self._status = status
+        self._waiting: deque[RequestRecord] = deque(maxlen=max_waiting)
+        self._task: asyncio.Task[None] | None = None
+        self.num_dropped = 0
+
+    async def record(self, record: RequestRecord) -> None:
+        """Hand over one record; returns once delivered, or after a second at most."""
+        if len(self._waiting) == self._waiting.maxlen:
+            self.num_dropped += 1
+            logger.error("the recorder has been away for too long: oldest request record dropped")
+        self._waiting.append(record)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._deliver())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._task), timeout=1.0)
+
+    async def _deliver(self) -> None:
+        num_failures = 0
+        while self._waiting:
+            batch = list(self._waiting)[:BATCH_RECORDS]
+            try:
+                await call(self._handle, "record_many", batch, seconds=10.0)
+            except Exception as error:
+                num_failures += 1
+                message, code = described(error, "recorder")
+                logger.warning("%d request records wait: %s", len(self._waiting), message)
+                if code != "internal_error" or num_failures < NUM_ATTEMPTS:
+                    await asyncio.sleep(min(0.1 * 2**num_failures, 5.0))
+                    continue
+                # The recorder is there and cannot take these: they must not hold up all that follow.
+                self.num_dropped += len(batch)
+                logger.error("%d request records dropped", len(batch))
+            num_failures = 0
+            # By identity: the oldest may have been dropped from the left meanwhile.
+            done = {id(record) for record in batch}
+            while self._waiting and id(self._waiting[0]) in done:
+                self._waiting.popleft()
+
+    async def acceptance(self, query: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._read("acceptance", query)
+        if not isinstance(answer, Refusal):
+            return cast("dict[str, Any]", answer)
+        if answer.param is not None:
+            raise ReportQueryError(answer.message, answer.param)
+        raise GenerationError(answer.message, "unavailable")
+
+    async def metrics(self) -> str:
+        return str(await self._read("metrics", await self._open_breakers()))
+
+    async def ready(self) -> dict[str, str]:
+        return await ready_of(self._handle, "recorder")
+
+    async def _open_breakers(self) -> dict[str, bool] | None:
+        """Draft replica → whether it is not asked at present; None when the target does not say."""
+        if self._status is None:
+            return None
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                return open_breakers(await self._status())
+        except Exception:
+            return None
+
+    async def _read(self, method: str, *args: Any) -> Any:
+        try:
+            return await call(self._handle, method, *args)
+        except Exception as error:
+            raise generation_error(error, "recorder") from None
+
+
+def open_breakers(status: Mapping[str, Any]) -> dict[str, bool]:
+    """From the target's status (``breakers``: draft replica → state, in each of ``replicas`` where there are
+    several): is any target not asking that draft replica?"""
+    found: dict[str, bool] = {}
+    for replica in status.get("replicas") or [status]:
+        for draft, state in dict(replica.get("breakers") or {}).items():
+            found[draft] = found.get(draft, False) or state != "closed"
+    return found
