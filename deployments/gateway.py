@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from rag_service.api.app import create_app
+from rag_service.api import Backends, create_app
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import GeneratorHandle, RerankerHandle, RetrieverHandle
 from deployments.recorder_handle import RecorderHandle
 from rag_service.config import Settings
-from rag_service.pipeline import Backends
 
 
 class Gateway:

@@ -1,75 +1,79 @@
-"""The Serve config fits Ray's own schema and carries the settings, but no secret and no folder of this machine."""
+"""Deployment options and the built Serve config fit Ray's own schema; what cannot be scaled so is refused."""
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import pytest
 import yaml
+from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.serve_config import serve_config
+from deployments.options import DEPLOYMENT_NAMES, check_scaling, deployment_options, has_draft, total_cpus
 from rag_service.config import ConfigError, Settings
+from rag_service.serve_config import build_serve_config
 
 
 def settings(**values: object) -> Settings:
     return Settings.load(None, values)
 
 
-def test_defaults_fit_rays_schema_and_need_no_arguments() -> None:
-    config = serve_config(settings())
-    schema = ServeDeploySchema.model_validate(yaml.safe_load(yaml.safe_dump(config)))
+def options_by_name(given: Settings) -> dict[str, dict[str, Any]]:
+    return {name: deployment_options(given, name) for name in DEPLOYMENT_NAMES}
+
+
+def test_the_built_config_fits_rays_schema() -> None:
+    document = build_serve_config(settings(), list(options_by_name(settings()).values()))
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(yaml.safe_dump(document)))
     application = schema.applications[0]
-    assert application.name == "rag"
     assert application.import_path == "deployments.app:build_app"
-    assert application.args == {}
-    names = [deployment.name for deployment in application.deployments]
-    assert names == ["Gateway", "Retriever", "Reranker", "Target", "Draft", "Recorder"]
+    assert tuple(deployment.name for deployment in application.deployments) == DEPLOYMENT_NAMES
 
 
-def test_changed_settings_travel_and_come_back_the_same() -> None:
-    given = settings(**{"prompt.top_k": 5, "service.domains": ["a", "b"], "engine.speculation.mode": "off"})
-    arguments = serve_config(given)["applications"][0]["args"]
-    assert arguments == {
-        "prompt": {"top_k": 5},
-        "service": {"domains": ["a", "b"]},
-        "engine": {"speculation": {"mode": "off"}},
-    }
-    assert Settings.parse(arguments).prompt == given.prompt
+@pytest.mark.parametrize("name", DEPLOYMENT_NAMES)
+def test_options_are_taken_by_serve(name: Any) -> None:
+    class Replica:
+        pass
+
+    assert serve.deployment(**deployment_options(settings(), name))(Replica).name == name
 
 
-def test_scaling_stands_in_the_deployments_alone() -> None:
-    config = serve_config(
+def test_replicas_gpus_and_autoscaling_come_from_the_settings() -> None:
+    options = options_by_name(
         settings(
             **{
-                "deployments.target": {"num_replicas": 3, "num_gpus": 1.0},
+                "deployments.target": {"num_replicas": 3, "num_gpus": 1.0, "resources": {"big": 1}},
                 "deployments.reranker.autoscaling": {"min_replicas": 1, "max_replicas": 5},
+                "engine.target.num_threads": 2,
             }
         )
     )
-    application = ServeDeploySchema.model_validate(config).applications[0]
-    assert application.args == {}
-    assert not application.external_scaler_enabled
-    by_name = {deployment["name"]: deployment for deployment in config["applications"][0]["deployments"]}
-    assert by_name["Target"]["num_replicas"] == 3
-    assert by_name["Target"]["ray_actor_options"]["num_gpus"] == 1.0
-    assert by_name["Reranker"]["autoscaling_config"]["max_replicas"] == 5
-    assert "num_replicas" not in by_name["Reranker"]
+    assert options["Target"]["num_replicas"] == 3
+    assert options["Target"]["ray_actor_options"]["num_gpus"] == 1.0
+    assert options["Target"]["ray_actor_options"]["resources"] == {"big": 1}
+    assert options["Target"]["ray_actor_options"]["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "2"
+    assert options["Draft"]["ray_actor_options"]["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
+    assert options["Reranker"]["autoscaling_config"]["max_replicas"] == 5
+    assert "num_replicas" not in options["Reranker"]
 
 
-def test_without_draft_replicas_there_is_no_draft_and_the_arguments_say_so() -> None:
-    config = serve_config(settings(**{"deployments.draft.num_replicas": 0}))
-    application = config["applications"][0]
-    assert "Draft" not in [deployment["name"] for deployment in application["deployments"]]
-    assert application["args"] == {"deployments": {"draft": {"num_replicas": 0}}}
+def test_a_replica_drains_for_as_long_as_its_longest_request() -> None:
+    options = deployment_options(settings(**{"service.request_deadline_seconds": 300}), "Target")
+    assert options["graceful_shutdown_timeout_s"] > 300
 
 
-def test_no_secret_is_written() -> None:
-    given = settings(**{"retrieval.index": {"url": "http://qdrant:6333", "api_key": "hush-hush"}})
-    text = json.dumps(serve_config(given))
-    assert "hush" not in text
-    assert "***" not in text
-    assert "http://qdrant:6333" in text
+def test_by_default_everything_fits_two_cores() -> None:
+    assert total_cpus(settings()) <= 2.0
+
+
+def test_the_draft_alone_may_have_no_replicas() -> None:
+    given = settings(**{"deployments.draft.num_replicas": 0})
+    check_scaling(given)
+    assert not has_draft(given)
+    assert has_draft(settings())
+    scaled = settings(**{"deployments.draft.autoscaling": {"min_replicas": 0, "max_replicas": 2}})
+    check_scaling(scaled)
+    assert has_draft(scaled)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +87,10 @@ def test_no_secret_is_written() -> None:
 )
 def test_what_cannot_be_scaled_so_is_refused_by_name(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
-        serve_config(settings(**values))
+        check_scaling(settings(**values))
     assert next(iter(values)).rsplit(".", 1)[0] in str(refused.value)
 
 
 def test_several_retrievers_are_fine_with_a_server() -> None:
     values = {"deployments.retriever.num_replicas": 2, "retrieval.index.url": "http://qdrant:6333"}
-    serve_config(settings(**values))
+    check_scaling(settings(**values))
