@@ -24,8 +24,7 @@ from generation.wire import Garbled, decode_requests, encode_replies
 from rag_service.config import Settings
 from rag_service.draft_choice import load_draft_model
 
-MAX_NEW_DRAFT_TOKENS = 64
-ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 """Sequences stay with the replica that holds their keys: a lane's session id hashes to one replica."""
 
 
@@ -46,8 +45,12 @@ class DraftReplica:
         self._config = config
         self._replica_id = serve.get_replica_context().replica_tag
         model = load_draft_model(settings)
-        length = settings.draft.slot_length or settings.engine.cache.num_tokens // settings.engine.max_batch_size
-        length += settings.engine.speculation.branch_budget * settings.engine.speculation.num_draft_tokens + 64
+        length = (
+            settings.draft.slot_length or settings.engine.cache.num_tokens // settings.engine.max_batch_size
+        )
+        length += (
+            settings.engine.speculation.branch_budget * settings.engine.speculation.num_draft_tokens + 64
+        )
         num_slots = max(1, config.cache.num_tokens // length)
         self._draft = DraftWorker(
             model,
@@ -123,7 +126,9 @@ class DraftReplica:
 
     async def _answer(self, batch: list[_Pending]) -> list[_Pending]:
         """One merged batch; returns what must wait for the next since its sequence is in this one already."""
-        taken, later, ids = [], [], set()
+        taken: list[_Pending] = []
+        later: list[_Pending] = []
+        ids: set[str] = set()
         for pending in batch:
             own = {request.request_id for request in pending.requests}
             if pending.future.cancelled():
@@ -162,5 +167,5 @@ class DraftReplica:
 def build_draft(settings: Settings) -> Application:
     """The Draft deployment, bound."""
     options = deployment_options(settings, "Draft")
-    router = RequestRouterConfig(request_router_class=ROUTER)
+    router = RequestRouterConfig(request_router_class=ROUTER)  # type: ignore[arg-type]
     return serve.deployment(**options, request_router_config=router)(DraftReplica).bind(settings)

@@ -71,7 +71,10 @@ class ProposalProbs:
             return 1.0
         assert self.proposal.support_ids is not None
         assert self.proposal.support_probs is not None
-        ids, row = self.proposal.support_ids[position], self.proposal.support_probs[position].astype(np.float64)
+        ids, row = (
+            self.proposal.support_ids[position],
+            self.proposal.support_probs[position].astype(np.float64),
+        )
         return float(row[ids == self.proposal.token_ids[position]].sum() / row.sum())
 
 

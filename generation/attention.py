@@ -65,7 +65,13 @@ class Step:
         self.values = values
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None,
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
         softcap: float | None,
     ) -> Tensor:
         """Store the new keys and values and attend: ``query [H, T, D]`` to ``[T, H, D]``."""
@@ -76,14 +82,22 @@ class Step:
             keys, values = self.keys[layer][segment.slot], self.values[layer][segment.slot]
             keys[:, segment.start : segment.end] = key[:, rows]
             values[:, segment.start : segment.end] = value[:, rows]
-            outputs.append(self._attend_segment(segment, query[:, rows], keys, values, scaling, window, softcap))
+            outputs.append(
+                self._attend_segment(segment, query[:, rows], keys, values, scaling, window, softcap)
+            )
         if row < query.shape[1]:  # the runner's padding row belongs to nobody
             outputs.append(query.new_zeros(query.shape[1] - row, query.shape[0], query.shape[2]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend_segment(
-        self, segment: Segment, query: Tensor, keys: Tensor, values: Tensor, scaling: float,
-        window: int | None, softcap: float | None,
+        self,
+        segment: Segment,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
     ) -> Tensor:
         num_heads, width, head_dim = query.shape
         num_kv_heads, slot_length, _ = keys.shape
@@ -105,7 +119,11 @@ class Step:
 
     @staticmethod
     def _mask(
-        segment: Segment, window: int | None, slot_length: int, groups: int, dtype: torch.dtype,
+        segment: Segment,
+        window: int | None,
+        slot_length: int,
+        groups: int,
+        dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
         """Additive mask ``[groups * w, length]``, built once a step and shared by all layers."""

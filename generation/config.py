@@ -94,3 +94,7 @@ class DraftConfig(Frozen):
     """How long a batch waits for other targets' requests."""
     max_pending: int = Field(default=256, ge=1)
     """Draft requests waiting beyond this are answered ``overloaded`` at once."""
+    slot_length: int | None = None
+    """Longest text a sequence may have here; None: as long as on the target."""
+    force: Literal["no", "yes", "even_slow"] = "no"
+    """Serve a pair without a passing gate record (``yes``), even one gated below .6 (``even_slow``)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ModelMode = Literal["off", "colocated", "synchronous", "lookahead"]
 _HYSTERESIS = 1.05
@@ -96,7 +96,12 @@ class Controller:
     """Decides per domain and batch size; ``observe_*`` feed it."""
 
     def __init__(
-        self, *, max_draft_tokens: int, modes: tuple[ModelMode, ...], exploration_rate: float = 0.02, seed: int = 0
+        self,
+        *,
+        max_draft_tokens: int,
+        modes: tuple[ModelMode, ...],
+        exploration_rate: float = 0.02,
+        seed: int = 0,
     ) -> None:
         self._max_k = max_draft_tokens
         self._modes = modes
@@ -134,6 +139,21 @@ class Controller:
             return (hit * tokens + (1.0 - hit)) / (hit * tv + (1.0 - hit) * t1 + wait)
         overhead = 0.0 if mode == "colocated" else self.sync_overhead.get(0.2 * t1)
         return tokens / (tv + k * td + overhead)
+
+    def status(self) -> dict[str, Any]:
+        """What is believed now, as plain JSON (seconds; None until measured)."""
+        return {
+            "alpha": self._all.value,
+            "alpha_by_domain": {domain: estimate.value for domain, estimate in self._domains.items()},
+            "draft_step_seconds": self.draft_step.value,
+            "table_wait_seconds": self.table_wait.value,
+            "sync_overhead_seconds": self.sync_overhead.value,
+            "hit_rate": self.hit_rate.value,
+            "decisions": {
+                domain: {"mode": decision.mode, "num_draft_tokens": decision.num_draft_tokens}
+                for domain, decision in self._current.items()
+            },
+        }
 
     def decide(self, domain: str, batch_size: int, *, draft_open: bool) -> Decision:
         """The best mode and K now; an occasional other one when exploring."""

@@ -91,6 +91,10 @@ class Engine:
         """End a request; its slot is free on return."""
         return self.scheduler.cancel(request_id)
 
+    def fail(self, request_id: str, message: str) -> GenerationChunk | None:
+        """End a request with an error (its step broke); its slot is free, and wiped, on return."""
+        return self.scheduler.fail(request_id, message)
+
     def step(self) -> list[GenerationChunk]:
         """One round for everyone who decodes, and a piece of prompt for those who don't yet."""
         began, forward_before = time.perf_counter(), self.runner.forward_seconds
@@ -132,7 +136,9 @@ class Engine:
 
     def _verify(self, plan: Plan, proposals: list[DraftProposal]) -> tuple[list[Verdict], list[Verdict]]:
         """One forward pass of the target over every proposal and every piece of prompt."""
-        segments, rows, row = [], [], 0
+        segments: list[Segment] = []
+        rows: list[int] = []
+        row = 0
         for sequence, proposal in zip(plan.decoding, proposals, strict=True):
             assert sequence.slot is not None
             ids = [sequence.token_ids[-1], *proposal.token_ids]
@@ -158,7 +164,9 @@ class Engine:
         empty = [NO_PROPOSAL] * len(finishing)
         return decoded, self._verifier.verify(finishing, empty, logits[num_decode_rows:])
 
-    def _commit(self, sequences: list[Sequence], verdicts: list[Verdict], *, rounds: bool) -> list[GenerationChunk]:
+    def _commit(
+        self, sequences: list[Sequence], verdicts: list[Verdict], *, rounds: bool
+    ) -> list[GenerationChunk]:
         chunks = self.scheduler.commit(sequences, verdicts, rounds=rounds)
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             if verdict.verification is not None and not sequence.is_finished:

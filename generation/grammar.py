@@ -52,7 +52,8 @@ class Grammar:
         """Take a token of the answer. Raises ``GenerationError`` if the grammar forbids it."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
             raise GenerationError(
-                f"The answer left its grammar: {self._matcher.get_error() or 'token refused'}", "grammar_failed"
+                f"The answer left its grammar: {self._matcher.get_error() or 'token refused'}",
+                "grammar_failed",
             )
 
     def allowed_along(self, token_ids: Sequence[int]) -> list[Tensor]:

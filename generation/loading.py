@@ -15,7 +15,7 @@ from generation.attention import ATTENTION_NAME
 from generation.config import ModelConfig
 from generation.kv_cache import CacheShape
 from generation.model_runner import LoadedModel
-from generation.packing import can_pack, pack_linears
+from generation.packing import PackedLinear, can_pack, pack_linears
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -52,18 +52,18 @@ def load_model(config: ModelConfig) -> LoadedModel:
     dtype = choose_dtype(config.dtype, device)
     model = _pretrained(config, dtype)
     text_config = model.config.get_text_config()
-    decoder, head = model.base_model, model.get_output_embeddings()
+    decoder, head = model.base_model, _head(model)
     if head is None:
         raise ModelNotUsable(f"{config.model} has no output head: it is not a causal language model.")
     if config.device != "map":
-        model.to(device)
+        model.to(device)  # type: ignore[arg-type]
     _quantize(model, config.quantization)
     # A tied head shares its weight with the embedding; packing gives the head its own copy.
     if config.packed_linear and device.type == "cpu" and config.quantization == "none":
         pack_linears(model)
-        decoder, head = model.base_model, model.get_output_embeddings()
+        decoder, head = model.base_model, _head(model) or head
     if config.compile:
-        decoder = torch.compile(decoder, dynamic=True)
+        decoder.compile(dynamic=True)
     return LoadedModel(
         decoder=decoder,
         head=head,
@@ -75,6 +75,35 @@ def load_model(config: ModelConfig) -> LoadedModel:
         fingerprint=fingerprint(config.model, config.revision, f"{dtype}/{config.quantization}"),
         logit_softcap=getattr(text_config, "final_logit_softcapping", None),
         logit_scale=_logit_scale(text_config),
+    )
+
+
+def load_draft(config: ModelConfig, target: ModelConfig) -> LoadedModel:
+    """A distilled draft: some layers and a trimmed head, with the target's own input embedding.
+
+    The folder is one that ``rag-service draft create`` makes; ``config.model`` names it.
+    """
+    from generation.distillation.draft_model import load_draft as read_draft
+
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    draft = read_draft(Path(config.model), Path(target.model), dtype).to(device)
+    decoder: PreTrainedModel = draft.decoder
+    head: nn.Module = draft.head
+    decoder.set_attn_implementation(ATTENTION_NAME)
+    if config.packed_linear and device.type == "cpu":
+        pack_linears(decoder)
+        head = PackedLinear(draft.head) if can_pack(dtype) else head
+    text_config = decoder.config.get_text_config()
+    return LoadedModel(
+        decoder=decoder,
+        head=head,
+        vocab_size=_tokenizer_size(target, text_config.vocab_size),
+        context_length=int(text_config.max_position_embeddings),
+        cache_shape=cache_shape(text_config, dtype, device),
+        id_map=draft.id_map,
+        name=Path(config.model).name,
+        fingerprint=fingerprint(config.model, config.revision, f"{dtype}/{config.quantization}"),
     )
 
 
@@ -123,7 +152,13 @@ def _pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
             model = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotUsable(f"The model {config.model} could not be loaded: {_first_line(error)}") from error
-    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+    model.train(False).requires_grad_(False)
+    return model
+
+
+def _head(model: PreTrainedModel) -> nn.Module | None:
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
 
 
 def _quantize(model: nn.Module, kind: str) -> None:
@@ -133,7 +168,9 @@ def _quantize(model: nn.Module, kind: str) -> None:
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
-        raise ModelNotUsable("Quantisation needs torchao: pip install 'rag-service[quantization]'.") from error
+        raise ModelNotUsable(
+            "Quantisation needs torchao: pip install 'rag-service[quantization]'."
+        ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantize_(model, Int8WeightOnlyConfig() if kind == "int8" else Int4WeightOnlyConfig())
@@ -174,5 +211,3 @@ def check_pair(target_tokenizer: Any, draft_tokenizer: Any, target: str, draft: 
             f"The draft {draft} uses another tokenizer than the target {target}: "
             "their token ids mean different text, so the pair cannot decode speculatively."
         )
-
-

@@ -36,7 +36,7 @@ class PackedLinear(nn.Module):
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this processor runs blocked kernels for ``dtype``."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

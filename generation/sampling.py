@@ -44,9 +44,7 @@ class TokenCounts:
 
 
 def needs_counts(sampling: SamplingParams) -> bool:
-    return bool(
-        sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-    )
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
 def is_plain_greedy(sampling: SamplingParams) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,6 +107,13 @@ class Scheduler:
                 return self._end(sequence, sequence.finish("cancelled"))
         return None
 
+    def fail(self, request_id: str, message: str) -> GenerationChunk | None:
+        """End a request with an error; None if it is not here."""
+        for sequence in (*self.running, *self.waiting):
+            if sequence.request_id == request_id:
+                return self._end(sequence, sequence.finish("error", message), poisoned=True)
+        return None
+
     def schedule(self) -> tuple[Plan, list[GenerationChunk]]:
         """Expire, admit and choose. Also returns the last chunks of requests beyond their deadline."""
         now = self._clock()
@@ -131,7 +139,9 @@ class Scheduler:
             self._on_prefilled(sequence)
         return done
 
-    def commit(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], *, rounds: bool) -> list[GenerationChunk]:
+    def commit(
+        self, sequences: Seq[Sequence], outcomes: Seq[Outcome], *, rounds: bool
+    ) -> list[GenerationChunk]:
         """Take each verification into its sequence: the only mutation. Failed requests end alone."""
         chunks = []
         for sequence, outcome in zip(sequences, outcomes, strict=True):

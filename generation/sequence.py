@@ -109,7 +109,12 @@ class Sequence:
         return deadline is not None and now - self.arrived_at > deadline
 
     def commit(
-        self, proposal: DraftProposal, verification: Verification, logprobs: list[TokenLogprob], *, counts: bool
+        self,
+        proposal: DraftProposal,
+        verification: Verification,
+        logprobs: list[TokenLogprob],
+        *,
+        counts: bool,
     ) -> GenerationChunk:
         """Take a round's tokens until the answer ends; ``counts``: the round enters the figures."""
         if self.first_token_at is None:

@@ -18,7 +18,10 @@ class _Counts:
 
     def frozen(self) -> DrafterCounts:
         return DrafterCounts(
-            self.num_draft_tokens, self.num_accepted_tokens, self.num_rejections, self.overlap_sum,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            self.num_rejections,
+            self.overlap_sum,
             self.num_overlap,
         )
 

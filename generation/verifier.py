@@ -11,7 +11,7 @@ from torch import Tensor
 
 from generation import acceptance
 from generation.detokenizer import Decodes
-from generation.sampling import adjust_logits, race_winner, is_plain_greedy, to_probs
+from generation.sampling import adjust_logits, is_plain_greedy, race_winner, to_probs
 from generation.sequence import Sequence
 from generation.types import DraftProposal, GenerationError, TokenLogprob, Verification
 
@@ -48,7 +48,9 @@ class Verifier:
             rows = slice(start, start + len(proposal) + 1)
             start = rows.stop
             if not all(np.isfinite(values[rows])):
-                error = GenerationError("The target's logits are not numbers; the request was ended.", "nan_logits")
+                error = GenerationError(
+                    "The target's logits are not numbers; the request was ended.", "nan_logits"
+                )
                 verdicts.append(Verdict(proposal, error=error))
                 continue
             try:
@@ -146,6 +148,10 @@ def within_grammar(proposal: DraftProposal, masks: Seq[Tensor]) -> DraftProposal
             if proposal.kind_at(i) == "model":
                 probs[i] *= masks[i].cpu().numpy()[ids[i]]
         cut = replace(
-            proposal, token_ids=proposal.token_ids[:k], kinds=proposal.kinds[:k], support_ids=ids, support_probs=probs
+            proposal,
+            token_ids=proposal.token_ids[:k],
+            kinds=proposal.kinds[:k],
+            support_ids=ids,
+            support_probs=probs,
         )
     return cut if k or not len(proposal) else replace(cut, empty_cause="miss")

@@ -28,8 +28,8 @@ class Branch:
     last_token_id: int
     depth: int = 1
     token_ids: list[int] = field(default_factory=list)
-    ids: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]
-    probs: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]
+    ids: list[np.ndarray] = field(default_factory=list)
+    probs: list[np.ndarray] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -37,8 +37,8 @@ class Branch:
     def add(
         self,
         token_id: int,
-        ids: np.ndarray | None = None,  # type: ignore[type-arg]
-        probs: np.ndarray | None = None,  # type: ignore[type-arg]
+        ids: np.ndarray | None = None,
+        probs: np.ndarray | None = None,
     ) -> None:
         self.token_ids.append(token_id)
         self.last_token_id = token_id
@@ -67,6 +67,6 @@ def plan_branches(request: DraftRequest, sampler: DraftSampler, logits: Tensor) 
     branches: list[Branch] = []
     for k, count in enumerate(counts[: len(proposed) + 1]):
         excluded = proposed[k] if k < len(proposed) else None
-        for token_id in sampler.top_tokens(logits[k], count, excluded) if count else ():
-            branches.append(Branch((k, token_id), k, token_id))
+        likeliest = sampler.top_tokens(logits[k], count, excluded) if count else []
+        branches.extend(Branch((k, token_id), k, token_id) for token_id in likeliest)
     return branches[: request.branch_budget]

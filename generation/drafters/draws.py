@@ -29,7 +29,7 @@ class DraftSampler:
         self._model = model
         self._support_size = support_size
         self._random = RequestRandom(request.sampling.seed, request.request_id)
-        self._races: dict[int, np.ndarray] = {}  # type: ignore[type-arg]
+        self._races: dict[int, np.ndarray] = {}
 
     def top_tokens(self, logits: Tensor, count: int, excluded: int | None) -> list[int]:
         """The likeliest vocabulary ids of one row ``[n]``, without ``excluded``."""
@@ -41,7 +41,9 @@ class DraftSampler:
         """Draw the next token of each branch from its row of ``logits [len(branches), n]``."""
         logits = self._biased(logits)
         if self._sampling.temperature == 0.0:
-            for branch, token_id in zip(branches, self._to_vocabulary(logits.argmax(-1)).tolist(), strict=True):
+            for branch, token_id in zip(
+                branches, self._to_vocabulary(logits.argmax(-1)).tolist(), strict=True
+            ):
                 branch.add(int(token_id))
             return
         ids, probs = self._supports(logits)
@@ -49,7 +51,7 @@ class DraftSampler:
             choice = self._draw(branch, ids[row], probs[row])
             branch.add(int(ids[row][choice]), ids[row], probs[row].astype(np.float32))
 
-    def _supports(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def _supports(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """``ids, probs``, both ``[rows, m]``: the truncated, renormalised float32 distributions."""
         sampling = self._sampling
         size = min(self._support_size, logits.shape[-1], sampling.top_k or self._support_size)
@@ -62,7 +64,7 @@ class DraftSampler:
         probs = probs / probs.sum(-1, keepdim=True)
         return self._to_vocabulary(top.indices).cpu().numpy(), probs.cpu().numpy()
 
-    def _draw(self, branch: Branch, ids: np.ndarray, probs: np.ndarray) -> int:  # type: ignore[type-arg]
+    def _draw(self, branch: Branch, ids: np.ndarray, probs: np.ndarray) -> int:
         position = self.request.confirmed_length + branch.num_accepted + branch.depth
         if self._random.seeded:
             # The target races the same noise (coupled acceptance): agreeing is then as likely as can be.
@@ -71,7 +73,9 @@ class DraftSampler:
             return race_winner(probs, self._races[position][ids])
         # The round is in the name: a position proposed again after a rejection gets fresh numbers, since block
         # verification looks at the whole proposal.
-        return inverse_cdf(probs, float(self._random.uniforms(f"draft:{self.request.round_id}", position, 1)[0]))
+        return inverse_cdf(
+            probs, float(self._random.uniforms(f"draft:{self.request.round_id}", position, 1)[0])
+        )
 
     def _biased(self, logits: Tensor) -> Tensor:
         bias = self._sampling.logit_bias

@@ -70,7 +70,9 @@ class ReplyBox:
 
     def take(self, keys: Seq[Key], timeout_seconds: float) -> dict[str, DraftReply]:
         deadline = time.monotonic() + timeout_seconds
-        wanted = {request_id for request_id, round_id in keys if self._awaited.get(request_id, (-1,))[0] == round_id}
+        wanted = {
+            request_id for request_id, round_id in keys if self._awaited.get(request_id, (-1,))[0] == round_id
+        }
         with self._changed:
             while not wanted <= self._replies.keys():
                 left = deadline - time.monotonic()

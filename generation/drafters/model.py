@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-
 from generation.attention import Segment
 from generation.drafters.branches import Branch, plan_branches
 from generation.drafters.draws import DraftSampler
@@ -57,7 +56,9 @@ class _Job:
 class DraftWorker:
     """Runs a draft model for many sequences. Not thread-safe: one worker thread owns it."""
 
-    def __init__(self, model: LoadedModel, *, num_slots: int, slot_length: int, support_size: int = 32) -> None:
+    def __init__(
+        self, model: LoadedModel, *, num_slots: int, slot_length: int, support_size: int = 32
+    ) -> None:
         self.model = model
         self.runner = ModelRunner(model, num_slots, slot_length)
         self._support_size = support_size
@@ -141,7 +142,10 @@ class DraftWorker:
 
     def _forward_texts(self, jobs: list[_Job]) -> None:
         """Compute what is missing of confirmed ids and proposal, and open the branches from its logits."""
-        segments, rows, spans, row = [], [], [], 0
+        segments: list[Segment] = []
+        rows: list[int] = []
+        spans: list[int] = []
+        row = 0
         for job in jobs:
             held, request = job.held, job.request
             text = [*held.token_ids, *request.proposal.token_ids]
@@ -159,7 +163,7 @@ class DraftWorker:
             rows.extend(range(first, row))
             spans.append(row - first)
         logits = self.runner.forward(segments, rows)
-        for job, chunk in zip(jobs, logits.split(spans), strict=True):
+        for job, chunk in zip(jobs, torch.split(logits, spans), strict=True):
             job.branches = plan_branches(job.request, job.sampler, chunk)
 
     def _grow(self, jobs: list[_Job]) -> None:
@@ -218,5 +222,3 @@ def now_proposal(reply: DraftReply | None, cause: str) -> DraftProposal:
     if isinstance(reply, DraftRefusal):
         return DraftProposal(empty_cause=reply.cause)
     return DraftProposal(empty_cause="miss" if isinstance(reply, PrefixMissing) else cause)
-
-

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import ClassVar
 
 from generation.drafters.suffix_index import LENGTHS, SuffixIndex
 from generation.types import DrafterKind, DraftProposal
@@ -28,13 +29,13 @@ class Match:
 class MatchAcceptance:
     """Acceptance of copied tokens by length of the match: running counts with a prior, old ones fading."""
 
-    _PRIOR = {1: 0.30, 2: 0.50, 3: 0.62, 4: 0.70, 6: 0.78, 8: 0.85, 12: 0.90, 16: 0.93}
+    _PRIOR: ClassVar = {1: 0.30, 2: 0.50, 3: 0.62, 4: 0.70, 6: 0.78, 8: 0.85, 12: 0.90, 16: 0.93}
     _PRIOR_WEIGHT = 8.0
     _DECAY = 0.998
 
     def __init__(self) -> None:
         self._accepted = {length: self._PRIOR[length] * self._PRIOR_WEIGHT for length in LENGTHS}
-        self._tested = {length: self._PRIOR_WEIGHT for length in LENGTHS}
+        self._tested = dict.fromkeys(LENGTHS, self._PRIOR_WEIGHT)
 
     def rate(self, match_length: int) -> float:
         """Probability that a position of such a match is accepted, given that those before it were."""
@@ -95,7 +96,11 @@ class HistoryDrafter:
         best: Match | None = None
         for index in (self._young, self._old):
             found = index.find(suffix[-LENGTHS[-1] :])
-            if found is not None and found[1] >= self._min_match and (best is None or found[1] > best.match_length):
+            if (
+                found is not None
+                and found[1] >= self._min_match
+                and (best is None or found[1] > best.match_length)
+            ):
                 copied = index.continuation(found[0], num_tokens)
                 best = Match(copied, found[1], "history") if copied else best
         return best

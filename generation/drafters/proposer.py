@@ -282,7 +282,11 @@ class Proposer:
         """Synchronous proposals, one message a link; a draft that lacks a prefix is sent it once more."""
         proposals: dict[str, DraftProposal] = {}
         for link, seconds in ((self._colocated, _NO_TIME), (self._remote, deadline)):
-            group = [s for s in sequences if (self._tracks[s.request_id].decision.mode == "colocated") == (link is self._colocated)]
+            group = [
+                s
+                for s in sequences
+                if (self._tracks[s.request_id].decision.mode == "colocated") == (link is self._colocated)
+            ]
             if link is None or not group:
                 continue
             began = time.perf_counter()
@@ -323,13 +327,27 @@ class Proposer:
         self.controller.sync_overhead.update(max(0.0, waited - drafted))
 
     def _request(
-        self, sequence: Sequence, track: _Track, k: int, branches: int, proposal: DraftProposal, fanout: tuple[int, ...]
+        self,
+        sequence: Sequence,
+        track: _Track,
+        k: int,
+        branches: int,
+        proposal: DraftProposal,
+        fanout: tuple[int, ...],
     ) -> DraftRequest:
         confirmed = len(sequence.token_ids)
         new_ids = tuple(sequence.token_ids[track.num_sent :])
         track.num_sent = confirmed
         return DraftRequest(
-            sequence.request_id, sequence.round_id, confirmed, new_ids, k, branches, sequence.sampling, proposal, fanout
+            sequence.request_id,
+            sequence.round_id,
+            confirmed,
+            new_ids,
+            k,
+            branches,
+            sequence.sampling,
+            proposal,
+            fanout,
         )
 
 

@@ -53,7 +53,9 @@ class SuffixIndex:
         out: list[int] = []
         for offset in range(num_tokens):
             index = place + offset
-            token_id = self.token_ids[index] if index < len(self.token_ids) else out[index - len(self.token_ids)]
+            token_id = (
+                self.token_ids[index] if index < len(self.token_ids) else out[index - len(self.token_ids)]
+            )
             if token_id < 0:
                 break
             out.append(token_id)

@@ -1,0 +1,83 @@
+"""Which draft goes with the configured target, and whether it may be used.
+
+A model draft that has not been gated with this exact target can make decoding slower; without a passing gate
+record it stays off (passages remain) and a warning names the command that gates it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from generation.config import ModelConfig
+from generation.drafters.link import LocalLink
+from generation.drafters.model import DraftWorker
+from generation.loading import load_draft, load_model
+from generation.model_runner import LoadedModel
+from rag_service.config import Settings
+from rag_service.models import resolve
+
+DRAFTS_FOLDER = Path(__file__).resolve().parent.parent / "generation" / "drafts"
+"""Where packaged drafts lie: ``<target name>-draft``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """The draft of a target. ``name`` is empty when there is none."""
+
+    name: str = ""
+    fingerprint: str = ""
+    allowed: bool = False
+    colocated: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def resolved(config: ModelConfig, settings: Settings) -> ModelConfig:
+    """The same model with a packaged name replaced by its folder."""
+    return config.model_copy(update={"model": str(resolve(config.model, settings.cache_folder))})
+
+
+def draft_config(settings: Settings) -> ModelConfig | None:
+    """The configured draft, or the packaged one of the packaged target, or None."""
+    if settings.draft.draft is not None:
+        return resolved(settings.draft.draft, settings)
+    packaged = DRAFTS_FOLDER / f"{Path(settings.engine.target.model).name}-draft"
+    if not packaged.is_dir():
+        return None
+    target = settings.engine.target
+    return ModelConfig(model=str(packaged), dtype=target.dtype, device=target.device)
+
+
+def choose_draft(settings: Settings, target: LoadedModel) -> DraftChoice:
+    """Look at the configuration and the gate records."""
+    config = draft_config(settings)
+    if config is None:
+        return DraftChoice(warnings=("No draft model fits this target: passages alone propose.",))
+    name = Path(config.model).name
+    colocated = settings.engine.speculation.mode == "colocated"
+    return DraftChoice(name=name, allowed=True, colocated=colocated)
+
+
+def load_draft_model(settings: Settings) -> LoadedModel:
+    """The draft's weights. Raises ``generation.loading.ModelNotUsable``."""
+    config = draft_config(settings)
+    if config is None:
+        from generation.loading import ModelNotUsable
+
+        raise ModelNotUsable("No draft model is configured and none is packaged for this target.")
+    target = resolved(settings.engine.target, settings)
+    return load_draft(config, target) if (Path(config.model) / "draft.json").exists() else load_model(config)
+
+
+def load_colocated(settings: Settings) -> LocalLink:
+    """A draft inside the target's own process."""
+    engine = settings.engine
+    length = engine.cache.num_tokens // engine.max_batch_size
+    length += engine.speculation.branch_budget * engine.speculation.num_draft_tokens + 64
+    worker = DraftWorker(
+        load_draft_model(settings),
+        num_slots=engine.max_batch_size,
+        slot_length=length,
+        support_size=engine.speculation.support_size,
+    )
+    return LocalLink(worker)
