@@ -10,6 +10,7 @@ from retrieval.batching import Batcher
 from retrieval.config import SearchConfig
 from retrieval.duplicates import drop_near_duplicates
 from retrieval.embedder import Encoding, SentenceEmbedder
+from retrieval.fusion import Fusion
 from retrieval.index.record import Index, IndexQuery
 from retrieval.sparse import Bm25Encoder
 from retrieval.types import Passage, RetrievalError, ScoredPassage, SearchRequest, SearchResult
@@ -48,10 +49,13 @@ class Retriever:
                 dense=dense,
                 sparse=sparse,
                 limit=request.top_k * spare,
-                num_candidates=max(self._config.num_candidates, request.top_k),
-                dense_weight=self._config.dense_weight,
-                sparse_weight=self._config.sparse_weight,
-                rrf_k=self._config.rrf_k,
+                fusion=Fusion(
+                    kind=self._config.fusion,
+                    dense_weight=self._config.dense_weight,
+                    sparse_weight=self._config.sparse_weight,
+                    rrf_k=self._config.rrf_k,
+                    num_candidates=max(self._config.num_candidates, request.top_k * spare),
+                ),
                 domain=request.domain,
                 document_ids=request.document_ids,
                 filters=request.filters,
@@ -82,7 +86,9 @@ class Retriever:
             parts = self._index.passages(tenant, document_id, wanted)
             parts = _contiguous(parts, index)
             covered.update((document_id, int(part.metadata["chunk_index"])) for part in parts)
-            widened.append(replace(hit, passage=_join(hit.passage, parts)))
+            widened.append(
+                replace(hit, passage=_join(hit.passage, parts, self._index.text(tenant, document_id)))
+            )
         return widened
 
 
@@ -106,13 +112,9 @@ def _contiguous(parts: Sequence[Passage], index: int) -> list[Passage]:
     return [by_index[i] for i in range(low, high + 1) if i in by_index]
 
 
-def _join(hit: Passage, parts: Sequence[Passage]) -> Passage:
-    """The parts as one text; what two of them share stands once."""
+def _join(hit: Passage, parts: Sequence[Passage], text: str) -> Passage:
+    """The document's own text from the first part's start to the last one's end."""
     if len(parts) < 2:
         return hit
-    text, end = parts[0].text, int(parts[0].metadata["end"])
-    for part in parts[1:]:
-        start = int(part.metadata["start"])
-        text += part.text[end - start :] if start < end else "\n" + part.text
-        end = max(end, int(part.metadata["end"]))
-    return replace(hit, text=text, metadata={**hit.metadata, "start": parts[0].metadata["start"], "end": end})
+    start, end = int(parts[0].metadata["start"]), int(parts[-1].metadata["end"])
+    return replace(hit, text=text[start:end], metadata={**hit.metadata, "start": start, "end": end})

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import qdrant_edge as edge
 from filelock import FileLock, Timeout
@@ -150,35 +151,34 @@ class EdgeIndex:
             return any(payload["live"] for _, payload in points)
 
     def search(self, query: IndexQuery) -> list[ScoredPassage]:
-        condition = _condition(query)
-        tenant = _match(tenant=query.tenant, live=1)
-        prefetches, weights = [], []
-        if query.dense is not None:
-            nearest = edge.Query.Nearest(query.dense.tolist(), using=DENSE)
-            prefetches.append(edge.Prefetch(limit=query.num_candidates, query=nearest, filter=condition))
-            weights.append(query.dense_weight)
-        if query.sparse is not None and query.sparse.indices:
-            vector = edge.SparseVector(list(query.sparse.indices), list(query.sparse.values))
-            # Term statistics of the tenant's own chunks: another's documents must not show through scores.
-            parameters = edge.SearchParams(idf=edge.IdfParams(corpus=tenant))
-            nearest = edge.Query.Nearest(vector, using=SPARSE)
-            prefetches.append(
-                edge.Prefetch(limit=query.num_candidates, query=nearest, filter=condition, params=parameters)
-            )
-            weights.append(query.sparse_weight)
-        if not prefetches:
-            return []
+        condition, size = _condition(query), query.fusion.num_candidates
         fields = [*HIT_FIELDS, "tokens"] if query.with_token_vectors else list(HIT_FIELDS)
-        fusion: Any = edge.Fusion.Rrf(k=query.rrf_k, weights=weights)
-        request = edge.QueryRequest(
-            limit=query.limit,
-            prefetches=prefetches,
-            query=fusion,
-            with_payload=fields,
-        )
+        dense: list[tuple[str, float]] = []
+        sparse: list[tuple[str, float]] = []
         with self._visible.read():
-            points = self._shard.query(request)
-        return [ScoredPassage(passage_of(str(p.id), p.payload or {}), float(p.score)) for p in points]
+            if query.dense is not None:
+                dense = self._nearest(edge.Query.Nearest(query.dense.tolist(), using=DENSE), condition, size)
+            if query.sparse is not None and query.sparse.indices:
+                vector = edge.SparseVector(list(query.sparse.indices), list(query.sparse.values))
+                # Term statistics of the tenant's own chunks: another's documents must not show through scores.
+                corpus = edge.IdfParams(corpus=_match(tenant=query.tenant, live=1))
+                nearest = edge.Query.Nearest(vector, using=SPARSE)
+                sparse = self._nearest(nearest, condition, size, edge.SearchParams(idf=corpus))
+            ranked = query.fusion.fuse(dense, sparse)[: query.limit]
+            ids = [UUID(point_id) for point_id, _ in ranked]
+            records = self._shard.retrieve([*ids], with_payload=fields, with_vector=False) if ids else []
+        payloads = {str(record.id): record.payload or {} for record in records}
+        return [
+            ScoredPassage(passage_of(point_id, payloads[point_id]), score)
+            for point_id, score in ranked
+            if point_id in payloads
+        ]
+
+    def _nearest(
+        self, query: edge.Query, condition: edge.Filter, limit: int, params: edge.SearchParams | None = None
+    ) -> list[tuple[str, float]]:
+        request = edge.QueryRequest(limit=limit, query=query, filter=condition, params=params)
+        return [(str(point.id), float(point.score)) for point in self._shard.query(request)]
 
     def passages(self, tenant: str, document_id: str, indices: Sequence[int] | None = None) -> list[Passage]:
         must: list[Any] = [*_conditions(tenant=tenant, document_id=document_id, live=1)]
@@ -201,6 +201,11 @@ class EdgeIndex:
         condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
         points = self._scroll(condition, list(INFO_FIELDS))
         return info_of(points[0][1]) if points else None
+
+    def text(self, tenant: str, document_id: str) -> str:
+        condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
+        points = self._scroll(condition, ["document_text"])
+        return str(points[0][1]["document_text"]) if points else ""
 
     def sources(self, limit: int, offset: str | None) -> tuple[list[dict[str, Any]], str | None]:
         points, following = self._page(_match(live=1, chunk_index=0), SOURCE_FIELDS, limit, offset)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from retrieval.fusion import Fusion
 from retrieval.types import DocumentInfo, Passage, RetrievalError, ScoredPassage
 
 DENSE, SPARSE = "dense", "sparse"
@@ -80,10 +81,7 @@ class IndexQuery:
     dense: npt.NDArray[np.float32] | None
     sparse: SparseVector | None
     limit: int
-    num_candidates: int
-    dense_weight: float = 1.0
-    sparse_weight: float = 1.0
-    rrf_k: int = 10
+    fusion: Fusion = field(default_factory=Fusion)
     domain: str | None = None
     document_ids: tuple[str, ...] = ()
     filters: Mapping[str, Any] = field(default_factory=dict)
@@ -114,6 +112,10 @@ class Index(Protocol):
     ) -> tuple[list[DocumentInfo], str | None]: ...
 
     def document(self, tenant: str, document_id: str) -> DocumentInfo | None: ...
+
+    def text(self, tenant: str, document_id: str) -> str:
+        """The document's whole text; empty when there is no such document."""
+        ...
 
     def sources(self, limit: int, offset: str | None) -> tuple[list[dict[str, Any]], str | None]:
         """Pages of every tenant's documents as stored (fields of ``Document``): for rebuilding and backup."""
