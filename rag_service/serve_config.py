@@ -18,6 +18,8 @@ from rag_service.config import ConfigError, Settings
 
 IMPORT_PATH = "deployments.app:build_app"
 KEEP_ALIVE_SECONDS = 75
+PROXY_MARGIN_SECONDS = 30.0
+"""Serve's proxy cuts a stream without an error event: the service's own deadline must strike well before."""
 
 _AUTOSCALING_NAMES = {
     "min_replicas": "min_replicas",
@@ -33,13 +35,15 @@ _ACTOR_NAMES = ("num_cpus", "num_gpus", "resources")
 def build_serve_config(settings: Settings, deployments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A Serve config: what was set of ``settings`` as ``args``, and Serve's options of each deployment.
 
-    Secrets are left out: give them to the cluster's processes as ``RAG_SERVICE_*`` variables.
+    Scaling stands in ``deployments`` alone, where a change takes effect without a restart of replicas. Secrets
+    are left out: give them to the cluster's processes as ``RAG_SERVICE_*`` variables.
     """
     return {
         "proxy_location": "EveryNode",
         "http_options": {
             "host": settings.service.host,
             "port": settings.service.port,
+            "request_timeout_s": settings.service.request_deadline_seconds + PROXY_MARGIN_SECONDS,
             "keep_alive_timeout_s": KEEP_ALIVE_SECONDS,
         },
         "logging_config": {"encoding": "JSON", "log_level": "WARNING", "enable_access_log": False},
@@ -48,11 +52,26 @@ def build_serve_config(settings: Settings, deployments: Sequence[Mapping[str, An
                 "name": "rag",
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
-                "args": explicit_values(settings),
+                "args": _arguments(settings),
                 "deployments": [dict(options) for options in deployments],
             }
         ],
     }
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    """What was set, less what Serve's own list says; a draft without replicas is in no list, so it stays."""
+    values = explicit_values(settings)
+    scaling = {*_SCALING_NAMES, *_ACTOR_NAMES, "autoscaling"}
+    kept = {
+        name: {key: value for key, value in section.items() if key not in scaling}
+        for name, section in values.pop("deployments", {}).items()
+    }
+    draft = settings.deployments.draft
+    if draft.num_replicas == 0 and draft.autoscaling is None:
+        kept["draft"] = {**kept.get("draft", {}), "num_replicas": 0}
+    kept = {name: section for name, section in kept.items() if section}
+    return {**values, "deployments": kept} if kept else values
 
 
 def explicit_values(settings: BaseModel) -> dict[str, Any]:
