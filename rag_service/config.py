@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator
-from retrieval.config import RetrievalConfig
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 
 from generation.config import DraftConfig, EngineConfig, Frozen
+from retrieval.config import RetrievalConfig
 
 ENVIRONMENT_PREFIX = "RAG_SERVICE_"
 OTHER_DOMAIN = "other"
@@ -58,6 +58,8 @@ class ServiceConfig(Frozen):
     max_tokens_limit: int = Field(default=4096, ge=1)
     """The largest ``max_tokens`` a request may ask for."""
     max_choices: int = Field(default=8, ge=1)
+    max_question_chars: int = Field(default=32_768, ge=1)
+    """Longest single message or search query; what fits the model's context is the target's to say."""
     max_body_bytes: int = Field(default=512 * 1024, ge=1024)
     """Largest JSON body of a question; documents have their own limit."""
     max_upload_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
@@ -90,6 +92,8 @@ class AuthConfig(Frozen):
     """``auto`` asks for a key as soon as one exists; ``required`` always."""
     keys_file: Path | None = None
     """Hashed API keys; None: ``api-keys.json`` in the data folder."""
+    public_metrics: bool = True
+    """Answer ``/metrics`` without a key, as Prometheus expects; it holds figures by domain, no text."""
 
 
 class LimitsConfig(Frozen):
@@ -165,10 +169,17 @@ class DeploymentConfig(Frozen):
     max_queued_requests: int = Field(default=128, ge=-1)
 
 
+class GatewayDeploymentConfig(DeploymentConfig):
+    """How the gateway is spread, and how it treats a target that is lost."""
+
+    retry_unstarted: bool = True
+    """A request whose target replica dies before its first token is begun again on another."""
+
+
 class DeploymentsConfig(Frozen):
     """The six deployments of the Serve application."""
 
-    gateway: DeploymentConfig = DeploymentConfig(num_cpus=0.1, max_ongoing_requests=256)
+    gateway: GatewayDeploymentConfig = GatewayDeploymentConfig(num_cpus=0.1, max_ongoing_requests=256)
     retriever: DeploymentConfig = DeploymentConfig()
     reranker: DeploymentConfig = DeploymentConfig()
     target: DeploymentConfig = DeploymentConfig(num_cpus=0.5)
@@ -193,7 +204,7 @@ class Settings(Frozen):
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-        """Settings from a YAML file, the environment and ``overrides`` (nested, or keys like ``service.port``).
+        """Settings from a YAML file, the environment and ``overrides`` (nested, or ``service.port``).
 
         Raises ``ConfigError`` naming the setting, and the nearest known name for an unknown one.
         """
@@ -223,9 +234,20 @@ class Settings(Frozen):
     def telemetry_folder(self) -> str:
         return self.telemetry.folder or str(self.data_folder / "requests")
 
-    def as_values(self) -> dict[str, Any]:
-        """Plain nested values, fit for YAML, JSON and ``Settings.parse``."""
-        return self.model_dump(mode="json")
+    def as_values(self, *, reveal: bool = False) -> dict[str, Any]:
+        """Plain nested values, fit for YAML, JSON and ``Settings.parse``; secrets masked unless ``reveal``."""
+        values: dict[str, Any] = _plain(self.model_dump(), reveal)
+        return values
+
+
+def _plain(value: Any, reveal: bool) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(below, reveal) for name, below in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(below, reveal) for below in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value() if reveal else str(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def _folder(name: str, default: str) -> Path:
@@ -290,15 +312,13 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _known_names(path: tuple[int | str, ...]) -> list[str]:
-    model: Any = Settings
+    model: type[BaseModel] | None = Settings
     for part in path:
-        field = (
-            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        )
-        if field is None:
+        field = model.model_fields.get(str(part))
+        model = next(iter(_alternatives(field.annotation)), None) if field else None
+        if model is None:
             return []
-        model = next((kind for kind in _alternatives(field.annotation)), None)
-    return list(model.model_fields) if model is not None else []
+    return list(model.model_fields)
 
 
 def _alternatives(annotation: Any) -> list[type[BaseModel]]:

@@ -1,7 +1,7 @@
 """The one prompt of the service: passages, question and earlier turns as token ids.
 
-The wording is fixed because the draft is distilled on it. Document text cannot leave its place: it is encoded
-as plain text, so markup such as ``<|im_end|>`` in it never becomes a control token (``rag_service.tokenizer``).
+The wording is fixed because the draft is distilled on it. Document text cannot leave its place:
+it is encoded as plain text, so markup such as ``<|im_end|>`` in it never becomes a control token.
 """
 
 from __future__ import annotations

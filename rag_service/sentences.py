@@ -8,50 +8,11 @@ from __future__ import annotations
 
 import re
 
-_ABBREVIATIONS = frozenset(
-    [
-        "al",
-        "approx",
-        "art",
-        "cf",
-        "ch",
-        "co",
-        "corp",
-        "dept",
-        "dr",
-        "e.g",
-        "eq",
-        "est",
-        "etc",
-        "fig",
-        "figs",
-        "hon",
-        "i.e",
-        "inc",
-        "jr",
-        "ltd",
-        "mr",
-        "mrs",
-        "ms",
-        "no",
-        "nos",
-        "op",
-        "p",
-        "par",
-        "pp",
-        "prof",
-        "rev",
-        "sec",
-        "sect",
-        "sr",
-        "st",
-        "u.k",
-        "u.s",
-        "v",
-        "vol",
-        "vs",
-    ]
+_ABBREVIATED = (
+    "al approx art cf ch co corp dept dr e.g eq est etc fig figs hon i.e inc jr ltd mr mrs "
+    "ms no nos op p par pp prof rev sec sect sr st u.k u.s v vol vs"
 )
+_ABBREVIATIONS = frozenset(_ABBREVIATED.split())
 _BOUNDARY = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s)|[。！？]+["'”’)\]]*|\s*\n+""")
 _WORD_BEFORE = re.compile(r"(\S+)\Z")
 
@@ -74,7 +35,7 @@ def sentence_ends(text: str, *, final: bool = True) -> list[int]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of ``text``, each with the white space before it, so that they join to its stripped end."""
+    """The sentences of ``text``, each with the white space before it (they join to ``text``)."""
     ends = sentence_ends(text)
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

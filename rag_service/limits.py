@@ -1,0 +1,135 @@
+"""How much a caller may ask (rate limits), and how much the service takes on (the gate)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from limits import RateLimitItem, RateLimitItemPerMinute
+from limits.aio.strategies import FixedWindowRateLimiter
+from limits.errors import StorageError
+from limits.storage import storage_from_string
+
+from rag_service.auth import Principal
+from rag_service.config import ConfigError, LimitsConfig
+from rag_service.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """A bounded number of requests at work. Beyond it the answer is 429 at once, with a time to come back.
+
+    That time comes from the measured rate at which requests end, counting those already sent away: the tenth
+    to be refused is told to wait ten times as long as the first.
+    """
+
+    def __init__(self, max_in_flight: int) -> None:
+        self._max = max_in_flight
+        self._ends: deque[float] = deque(maxlen=64)
+        self._refused = 0.0
+        self.num_in_flight = 0
+
+    def enter(self) -> None:
+        """Take a place. Raises ``ApiError`` 429 when there is none."""
+        if self.num_in_flight >= self._max:
+            raise self.refusal(f"The service is at work on {self.num_in_flight} requests; try again later.")
+        self.num_in_flight += 1
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self.num_in_flight -= 1
+        self._refused = max(0.0, self._refused - 1.0)
+        self._ends.append(time.monotonic())
+
+    def refusal(self, message: str) -> ApiError:
+        """The 429 for a request that nothing here has room for, from whichever queue is full."""
+        self._refused = min(self._refused + 1.0, 1000.0)
+        return ApiError(429, message, code="overloaded", headers=retry_headers(self.wait_seconds()))
+
+    def wait_seconds(self) -> float:
+        """How long until a place is free for the request refused last."""
+        rate = self._rate()
+        return 1.0 if rate is None else min(max(self._refused, 1.0) / rate, 120.0)
+
+    def _rate(self) -> float | None:
+        """Requests ended a second, over those of the last minute; None when too few ended to tell."""
+        now = time.monotonic()
+        while self._ends and now - self._ends[0] > 60.0:
+            self._ends.popleft()
+        if len(self._ends) < 2 or now <= self._ends[0]:
+            return None
+        return len(self._ends) / (now - self._ends[0])
+
+
+class RateLimiter:
+    """Requests and tokens a minute by tenant and key, in memory or in Redis.
+
+    A storage that fails lets requests pass: limits guard the service, they must not stop it.
+    """
+
+    def __init__(self, config: LimitsConfig) -> None:
+        self._config = config
+        uri = config.storage
+        options: dict[str, str] = {}
+        if uri.startswith("redis"):
+            options["implementation"] = "redispy"
+        try:
+            storage = storage_from_string(f"async+{uri.removeprefix('async+')}", **options)
+        except Exception as error:
+            raise ConfigError(f"The limits cannot be kept in {uri.split('@')[-1]}: {error}.") from None
+        self._limiter = FixedWindowRateLimiter(storage)
+
+    async def admit(self, principal: Principal) -> dict[str, str]:
+        """Count one request; the ``x-ratelimit-*`` headers of its answer. Raises ``ApiError`` 429."""
+        headers: dict[str, str] = {}
+        for kind, item in self._items(principal).items():
+            try:
+                counted = kind == "requests"
+                key = _identity(principal)
+                free = await (self._limiter.hit if counted else self._limiter.test)(item, kind, key)
+                window = await self._limiter.get_window_stats(item, kind, key)
+            except (StorageError, OSError):
+                logger.exception("The rate limits' storage does not answer; requests pass unlimited.")
+                return {}
+            wait = max(0.0, window.reset_time - time.time())
+            headers[f"x-ratelimit-limit-{kind}"] = str(item.amount)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, window.remaining))
+            headers[f"x-ratelimit-reset-{kind}"] = f"{wait:.3f}s"
+            if not free:
+                message = f"The limit of {item.amount} {kind} a minute is reached; try again in {wait:.0f} s."
+                raise ApiError(
+                    429, message, code="rate_limit_exceeded", headers={**headers, **retry_headers(wait)}
+                )
+        return headers
+
+    async def charge(self, principal: Principal, num_tokens: int) -> None:
+        """Count the tokens that a request took."""
+        item = self._items(principal).get("tokens")
+        if item is None or num_tokens <= 0:
+            return
+        try:
+            await self._limiter.hit(item, "tokens", _identity(principal), cost=num_tokens)
+        except (StorageError, OSError):
+            logger.exception("The rate limits' storage does not answer; tokens are not counted.")
+
+    def _items(self, principal: Principal) -> Mapping[str, RateLimitItem]:
+        requests = principal.requests_per_minute or self._config.requests_per_minute
+        tokens = principal.tokens_per_minute or self._config.tokens_per_minute
+        given = {"requests": requests, "tokens": tokens}
+        return {kind: RateLimitItemPerMinute(amount) for kind, amount in given.items() if amount}
+
+
+def retry_headers(seconds: float) -> dict[str, str]:
+    """``Retry-After`` in whole seconds, and ``retry-after-ms`` that OpenAI's clients prefer."""
+    return {
+        "Retry-After": str(max(1, math.ceil(seconds))),
+        "retry-after-ms": str(max(1, round(seconds * 1000))),
+    }
+
+
+def _identity(principal: Principal) -> str:
+    return f"{principal.tenant}/{principal.key_id or '-'}"
