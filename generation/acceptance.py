@@ -37,6 +37,14 @@ def residual(target: Probs, draft: Probs, scale: float = 1.0) -> npt.NDArray[np.
     return np.maximum(0.0, scale * target.astype(np.float64) - draft)
 
 
+def recover(target: Probs, draft: Probs, uniform: float, scale: float = 1.0) -> int:
+    """Draw from the residual. Where rounding alone caused the rejection nothing is left of it: the target's
+    own distribution is then the draft's to within that rounding, so the draw is from it.
+    """
+    left = residual(target, draft, scale)
+    return inverse_cdf(left if left.any() else target, uniform)
+
+
 def overlap(target: Probs, draft: Probs) -> float:
     """β = Σ min(target, draft) = 1 - total variation."""
     return float(np.minimum(target.astype(np.float64), draft).sum())
@@ -93,7 +101,7 @@ def verify_token_wise(
             overlaps.append(overlap(target_probs[i], draft.dense(i)))
             accept = target / draft.of(i)
         if uniforms[i] >= accept:
-            token = inverse_cdf(residual(target_probs[i], draft.dense(i)), uniforms[-1])
+            token = recover(target_probs[i], draft.dense(i), uniforms[-1])
             return Verification(i, (*proposal.token_ids[:i], token), "recovered", tuple(overlaps))
     last = inverse_cdf(target_probs[len(proposal)], uniforms[-1])
     return Verification(len(proposal), (*proposal.token_ids, last), "bonus", tuple(overlaps))
@@ -125,7 +133,7 @@ def verify_block(target_probs: Probs, proposal: DraftProposal, uniforms: Sequenc
     if kept == k:
         last = inverse_cdf(target_probs[k], uniforms[-1])
         return Verification(k, (*tokens, last), "bonus", overlaps)
-    last = inverse_cdf(residual(target_probs[kept], dense[kept], kept_scale), uniforms[-1])
+    last = recover(target_probs[kept], dense[kept], uniforms[-1], kept_scale)
     return Verification(kept, (*tokens, last), "recovered", overlaps)
 
 
