@@ -42,7 +42,7 @@ def figures_of(columns: RequestColumns, *, num_resamples: int = 2000, seed: int 
 def acceptance_of(columns: RequestColumns, *, num_resamples: int = 2000, seed: int = 0) -> Figures:
     """Acceptance rate, its interval and its relatives."""
     counts = columns.counts
-    sample = _sample(columns)
+    sample = sample_of(columns)
     lossy = sample.estimator == "lossy"
     interval = sample.interval(num_resamples=num_resamples, seed=seed)
     return {
@@ -75,7 +75,8 @@ def latencies_of(columns: RequestColumns) -> Figures:
     }
 
 
-def _sample(columns: RequestColumns) -> AcceptanceSample:
+def sample_of(columns: RequestColumns) -> AcceptanceSample:
+    """What the acceptance rate of these requests is estimated from."""
     speculated = columns.where(columns.names["acceptance_method"] != "")
     counts = speculated.counts
     return acceptance_sample(

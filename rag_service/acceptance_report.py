@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_service.acceptance_figures import acceptance_of, figures_of
+from rag_service.drift import detect_drift
 from rag_service.report_query import ReportQuery
 from rag_service.request_columns import RequestColumns, load_columns
 
@@ -49,6 +50,7 @@ def acceptance_report(
         figures = figures_of(part)
         of_drafters = _of_domain(by_drafter, domain)
         figures["baseline"] = (baselines or {}).get(domain)
+        figures["drift"] = detect_drift(part, figures["baseline"]) if domain != ALL else None
         figures["drafters"] = dict(_drafters(of_drafters))
         if query.group_by:
             source = of_drafters if "drafter" in query.group_by else part

@@ -17,19 +17,21 @@ from rag_service.request_row import SCHEMA, Row, table_of
 from rag_service.write_ahead import read_segment, segments
 
 _ATTEMPTS: Final = 3
+Window = tuple[float | None, float | None]
+"""From, inclusive, and to, exclusive, in Unix seconds; None is unbounded."""
 
 
 @contextmanager
 def open_requests(
     storage: LogStorage | None,
     ahead_folder: Path | None,
-    since: float | None = None,
-    until: float | None = None,
+    window: Window = (None, None),
     waiting: Sequence[Row] = (),
+    columns: Sequence[str] | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An in-memory connection with a table ``requests``, columns as ``request_row.SCHEMA``.
+    """An in-memory connection with a table ``requests``: ``columns`` of ``request_row.SCHEMA``, None for all.
 
-    Rows started in [since, until), Unix seconds; None is unbounded. ``waiting``: rows not yet on the disk.
+    Rows started in the window [since, until), Unix seconds. ``waiting``: rows not yet on the disk.
     The table is a snapshot: compaction and retention may go on beside it.
     """
     connection = duckdb.connect(":memory:", config={"threads": 1})
@@ -38,7 +40,7 @@ def open_requests(
             connection.register_filesystem(storage.filesystem)
         for attempt in range(_ATTEMPTS):
             try:
-                _load(connection, storage, ahead_folder, since, until, waiting)
+                _load(connection, storage, ahead_folder, window, waiting, columns)
                 break
             except duckdb.IOException:
                 # A merge or retention removed a file between listing and reading it: list again.
@@ -54,10 +56,11 @@ def _load(
     connection: duckdb.DuckDBPyConnection,
     storage: LogStorage | None,
     ahead_folder: Path | None,
-    since: float | None,
-    until: float | None,
+    window: Window,
     waiting: Sequence[Row],
+    columns: Sequence[str] | None,
 ) -> None:
+    since, until = window
     # Write-ahead files first: a row that moves to Parquet meanwhile is then seen twice, never missed.
     ahead = list(waiting)
     for path in segments(ahead_folder) if ahead_folder is not None else ():
@@ -65,7 +68,7 @@ def _load(
     connection.register("ahead", table_of(ahead))
     connection.register("nothing", pa.Table.from_pylist([], schema=SCHEMA))
     files = _files(storage, since, until) if storage is not None else []
-    columns = ", ".join(SCHEMA.names)
+    chosen = ", ".join(SCHEMA.names if columns is None else columns)
     kept = f"started_at >= {_bound(since, '-inf')} and started_at < {_bound(until, 'inf')}"
     stored = "select * from nothing"
     if files:
@@ -77,9 +80,9 @@ def _load(
     connection.execute(
         f"""create or replace temp table requests as
         with stored as ({stored})
-        select {columns} from stored where {kept}
+        select {chosen} from stored where {kept}
         union all
-        select {columns} from ahead where {kept} and not exists (
+        select {chosen} from ahead where {kept} and not exists (
             select 1 from stored where stored.segment = ahead.segment and stored.line = ahead.line
         )"""
     )

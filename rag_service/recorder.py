@@ -18,14 +18,18 @@ import duckdb
 from rag_service.acceptance_report import Report, acceptance_report
 from rag_service.baseline import BaselineError, read_baselines
 from rag_service.config import OTHER_DOMAIN, Settings
+from rag_service.drift import WINDOW_SECONDS, detect_drift
 from rag_service.record import RequestRecord
 from rag_service.report_query import ReportQuery
+from rag_service.request_columns import COLUMN_NAMES, load_columns
 from rag_service.request_log import RequestLog
 from rag_service.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 REMEMBERED_REQUESTS: Final = 20_000
 """Recent requests remembered so that one delivered twice counts once."""
+WATCH_SECONDS: Final = 300.0
+"""How often drift is looked for."""
 REPORT_MEMORY_SECONDS: Final = 2.0
 """A report asked for again within this time is the same one: dashboards poll."""
 
@@ -39,6 +43,7 @@ class Recorder:
         self._log = request_log_of(settings)
         self._baselines = _baselines(settings)
         self._telemetry.set_baselines(self._baselines)
+        self._drifting: dict[str, Any] = {}
         self._build: tuple[str, str] | None = None
         self._seen: dict[tuple[str, float], None] = {}
         self._reports: dict[str, tuple[float, Report]] = {}
@@ -115,17 +120,46 @@ class Recorder:
 
     def _report(self, query: ReportQuery) -> Report:
         try:
-            with self._log.reading(query.since, query.until) as connection:
+            with self._log.reading(query.since, query.until, COLUMN_NAMES) as connection:
                 return acceptance_report(connection, query, self._domains, self._baselines)
         except duckdb.Error as error:
             raise OSError(f"The request log cannot be read: {error}") from error
 
+    def watch_drift(self) -> dict[str, Any]:
+        """Judge every domain on the last two weeks and set the metric; domain → drift, where there is one."""
+        since = time.time() - WINDOW_SECONDS
+        with self._log.reading(since, columns=COLUMN_NAMES) as connection:
+            columns = load_columns(connection, self._domains)
+        found = {
+            domain: detect_drift(
+                columns.where(columns.names["domain"] == domain), self._baselines.get(domain)
+            )
+            for domain in sorted(set(columns.names["domain"]))
+        }
+        drifting = {domain: drift for domain, drift in found.items() if drift is not None}
+        with self._lock:
+            self._telemetry.set_drift(
+                {
+                    domain: drift is not None and drift["direction"] == "fell"
+                    for domain, drift in found.items()
+                }
+            )
+        for domain, drift in drifting.items():
+            if domain not in self._drifting:
+                logger.warning("the acceptance rate of %s %s: %s", domain, drift["direction"], drift)
+        self._drifting = drifting
+        return drifting
+
     def _keep(self) -> None:
+        watched_at = time.monotonic()
         while not self._closed.wait(self._flush_seconds):
             try:
                 failing = self._log.failure
                 self._log.flush()
                 self._log.maintain()
+                if time.monotonic() - watched_at >= WATCH_SECONDS:
+                    watched_at = time.monotonic()
+                    self.watch_drift()
                 if self._log.failure != failing and self._log.failure is not None:
                     logger.error("the request log cannot be written: %s", self._log.failure)
             except Exception:

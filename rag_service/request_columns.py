@@ -23,6 +23,11 @@ _COUNTS: Final = (
     "num_generated_tokens", "lookahead_hits", "lookahead_misses",
 )  # fmt: skip
 _POSITIONS: Final = ("tested_per_position", "accepted_per_position", "acceptance_histogram")
+COLUMN_NAMES: Final = (
+    *_NAMES, *_COUNTS, *_POSITIONS, "rounds_by_cause", "stage_seconds", "by_drafter", "temperature", "started_at",
+    "total_seconds", "time_to_first_token_seconds",
+)  # fmt: skip
+"""The columns of the log that are read here: no text."""
 DRAFTER_COUNTS: Final = (
     "num_draft_tokens", "num_accepted_tokens", "num_rejections", "overlap_sum", "num_overlap",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -114,12 +114,16 @@ class RequestLog:
 
     @contextmanager
     def reading(
-        self, since: float | None = None, until: float | None = None
+        self, since: float | None = None, until: float | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A DuckDB connection with a view ``requests`` of the rows started in [since, until)."""
+        """A DuckDB connection with a table ``requests`` of the rows started in [since, until).
+
+        ``columns``: those wanted, which makes a long window much cheaper; None takes all.
+        """
         with self._lock:
             waiting = list(self._pending)
-        with open_requests(self._storage, self._ahead_folder, since, until, waiting) as connection:
+        window = (since, until)
+        with open_requests(self._storage, self._ahead_folder, window, waiting, columns) as connection:
             yield connection
 
     def _write_pending(self) -> None:

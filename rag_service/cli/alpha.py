@@ -81,11 +81,12 @@ def _from_log(log: str | None, config: Path | None, values: dict[str, Any]) -> d
     from rag_service.config import OTHER_DOMAIN, Settings
     from rag_service.recorder import request_log_of
     from rag_service.report_query import ReportQuery
+    from rag_service.request_columns import COLUMN_NAMES
 
     settings = Settings.load(config, {"telemetry.folder": log} if log else None)
     domains = (*settings.service.domains, OTHER_DOMAIN)
     query = ReportQuery.of({k: v for k, v in values.items() if v}, time.time(), domains)
-    with request_log_of(settings).reading(query.since, query.until) as connection:
+    with request_log_of(settings).reading(query.since, query.until, COLUMN_NAMES) as connection:
         return acceptance_report(connection, query, domains, _baselines(settings))
 
 
