@@ -29,9 +29,9 @@ def _is_ready(body: Any) -> bool:
 
 def _describe(url: str, is_ready: bool, body: Any, domains: dict[str, Any]) -> str:
     lines = [f"{url}: {'ready' if is_ready else 'not ready'}"]
-    if not is_ready:
-        missing = body.get("not_ready") or body.get("error", {}).get("message") or body
-        lines.append(f"  {missing}")
+    if isinstance(body, dict) and not is_ready:
+        missing = body.get("not_ready") or {"service": body.get("error", {}).get("message", "says no more")}
+        lines += [f"  {name}: {reason}" for name, reason in missing.items()]
     for name, figures in domains.items():
         rate = figures.get("acceptance_rate")
         latency = (figures.get("latency_seconds") or {}).get("p95")
