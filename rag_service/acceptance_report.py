@@ -113,4 +113,4 @@ def _buckets(columns: RequestColumns, query: ReportQuery) -> Iterator[dict[str, 
 
 
 def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, tz=UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import pyarrow as pa
@@ -12,18 +14,29 @@ import pyarrow.parquet as pq
 from rich.table import Table
 from rich.text import Text
 
+from rag_service.report_query import GROUPINGS
 from rag_service.telemetry import STAGES
 
 Row = dict[str, Any]
 NONE_MARK = "–"
+_TEXT_COLUMNS = ("domain", "stage", *GROUPINGS)
 
 
-def flat_rows(report: dict[str, Any]) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Tabular:
+    """A table of text."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def flat_rows(report: Mapping[str, Any]) -> list[Row]:
     """One row a domain, or a domain's group: plain columns, None where nothing was measured."""
     return [_flat(domain, keys, figures) for domain, keys, figures in _entries(report)]
 
 
-def csv_of(report: dict[str, Any]) -> str:
+def csv_of(report: Mapping[str, Any]) -> str:
     """RFC 4180 text with a header line; an unknown figure is an empty field."""
     rows = flat_rows(report)
     buffer = io.StringIO()
@@ -33,14 +46,14 @@ def csv_of(report: dict[str, Any]) -> str:
     return buffer.getvalue()
 
 
-def parquet_of(report: dict[str, Any]) -> bytes:
+def parquet_of(report: Mapping[str, Any]) -> bytes:
     """The rows of ``flat_rows`` as a Parquet file."""
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(flat_rows(report)), buffer)
     return buffer.getvalue()
 
 
-def series_rows(report: dict[str, Any]) -> list[Row]:
+def series_rows(report: Mapping[str, Any]) -> list[Row]:
     """The time series as flat rows: domain, start (Unix seconds) and the bucket's figures."""
     rows = []
     for domain, buckets in report.get("series", {}).get("domains", {}).items():
@@ -53,34 +66,38 @@ def series_rows(report: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def markdown_of(report: dict[str, Any]) -> str:
-    """Two pipe tables, acceptance and latency, with a sentence on the window before them."""
+def tabulars_of(report: Mapping[str, Any]) -> tuple[Tabular, Tabular]:
+    """The report as two tables of text: acceptance by domain and group, latency by domain and stage."""
+    return (
+        Tabular(f"Acceptance, {report['window']}", _acceptance_header(report), _acceptance_cells(report)),
+        Tabular("Latency in seconds", ["domain", "stage", "P50", "P95", "P99"], _latency_cells(report)),
+    )
+
+
+def markdown_of(report: Mapping[str, Any]) -> str:
+    """Two pipe tables, acceptance and latency, with the window before them."""
     lines = [f"# Acceptance report, {report['window']}", ""]
-    if not report["domains"] or not any(f["num_requests"] for f in report["domains"].values()):
+    if not any(figures["num_requests"] for figures in report["domains"].values()):
         return "\n".join([*lines, "No requests in this window.", ""])
-    for title, header, rows in (
-        ("Acceptance", _acceptance_header(report), _acceptance_cells(report)),
-        ("Latency, P50 / P95 / P99 in seconds", _latency_header(report), _latency_cells(report)),
-    ):
-        lines += [f"## {title}", "", _pipes(header), _pipes(["---"] * len(header))]
-        lines += [*(_pipes(row) for row in rows), ""]
-    return "\n".join([*lines, *_footnotes(report), ""])
+    for table in tabulars_of(report):
+        lines += [f"## {table.title.split(',')[0]}", "", _pipes(table.header)]
+        lines += [_pipes(["---"] * len(table.header)), *(_pipes(row) for row in table.rows), ""]
+    return "\n".join([*lines, *footnotes_of(report), ""])
 
 
-def tables_of(report: dict[str, Any]) -> list[Table]:
+def tables_of(report: Mapping[str, Any]) -> list[Table]:
     """Two rich tables for a terminal: acceptance and latency."""
     tables = []
-    for title, header, rows in (
-        (f"Acceptance, {report['window']}", _acceptance_header(report), _acceptance_cells(report)),
-        ("Latency, P50 / P95 / P99 in seconds", _latency_header(report), _latency_cells(report)),
-    ):
-        table = Table(title=title, title_justify="left")
-        for index, name in enumerate(header):
-            table.add_column(name, justify="left" if index == 0 else "right")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+    for found in tabulars_of(report):
+        table = Table(title=found.title, title_justify="left")
+        for name in found.header:
+            table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
+        several = len({row[0] for row in found.rows}) < len(found.rows)
+        for row, following in zip_longest(found.rows, found.rows[1:]):
+            ends = several and following is not None and following[0] != row[0]
+            table.add_row(*(Text(cell) for cell in row), end_section=ends)
         tables.append(table)
-    tables[0].caption = "\n".join(_footnotes(report)) or None
+    tables[0].caption = "\n".join(footnotes_of(report)) or None
     return tables
 
 
@@ -89,7 +106,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return NONE_MARK if value is None else f"{value:.{digits}f}"
 
 
-def _entries(report: dict[str, Any]) -> Iterator[tuple[str, Row, Row]]:
+def _entries(report: Mapping[str, Any]) -> Iterator[tuple[str, Row, Row]]:
     group_by = [name for name in report["group_by"] if name != "domain"]
     for domain, figures in report["domains"].items():
         yield domain, dict.fromkeys(group_by, "all") if group_by else {}, figures
@@ -130,13 +147,13 @@ def _percentile_columns(name: str, values: Row | None) -> Row:
     return {f"{name}_{key}_seconds": (values or {}).get(key) for key in ("p50", "p95", "p99")}
 
 
-def _acceptance_header(report: dict[str, Any]) -> list[str]:
+def _acceptance_header(report: Mapping[str, Any]) -> list[str]:
     return [
-        *report["group_by"], "requests", "α", "95 % interval", "accepted/drafted", "mean length", "tokens/s",
+        *report["group_by"], "requests", "α", "95 % interval", "accepted / drafted", "mean length", "tokens/s",
     ]  # fmt: skip
 
 
-def _acceptance_cells(report: dict[str, Any]) -> list[list[str]]:
+def _acceptance_cells(report: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             domain,
@@ -159,36 +176,24 @@ def _rate_cell(figures: Row) -> str:
 
 
 def _interval_cell(interval: list[float] | None) -> str:
-    return NONE_MARK if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+    return NONE_MARK if interval is None else f"{interval[0]:.3f}–{interval[1]:.3f}"
 
 
-def _latency_header(report: dict[str, Any]) -> list[str]:
-    return ["domain", "end to end", "first token", *_stages(report)]
-
-
-def _latency_cells(report: dict[str, Any]) -> list[list[str]]:
+def _latency_cells(report: Mapping[str, Any]) -> list[list[str]]:
     return [
-        [
-            domain,
-            _percentiles_cell(figures["latency_seconds"]),
-            _percentiles_cell(figures["time_to_first_token_seconds"]),
-            *(_percentiles_cell(figures["stage_seconds"].get(stage)) for stage in _stages(report)),
-        ]
+        [domain, name, *(number(values[key], 2) for key in ("p50", "p95", "p99"))]
         for domain, figures in report["domains"].items()
+        for name, values in (
+            ("end to end", figures["latency_seconds"]),
+            ("first token", figures["time_to_first_token_seconds"]),
+            *figures["stage_seconds"].items(),
+        )
+        if values["p50"] is not None
     ]
 
 
-def _stages(report: dict[str, Any]) -> list[str]:
-    return [s for s in STAGES if any(s in figures["stage_seconds"] for figures in report["domains"].values())]
-
-
-def _percentiles_cell(values: Row | None) -> str:
-    if not values or values["p50"] is None:
-        return NONE_MARK
-    return " / ".join(f"{values[key]:.2f}" for key in ("p50", "p95", "p99"))
-
-
-def _footnotes(report: dict[str, Any]) -> list[str]:
+def footnotes_of(report: Mapping[str, Any]) -> list[str]:
+    """What a reader must know of the figures shown."""
     figures = [figures for _, _, figures in _entries(report)]
     notes = []
     if any(found["estimator"] == "overlap" for found in figures):

@@ -65,7 +65,16 @@ def service(log: Path) -> Iterator[str]:
 def test_table_names_every_domain_with_its_figures(log: Path) -> None:
     done = runner.invoke(app, ["alpha", "report", "--since", "1d", "--by", "domain,draft"])
     assert done.exit_code == 0, done.output
-    for expected in ("finance", "legal", "d2", "95 % interval", "mean length", "prefill", "P50 / P95 / P99"):
+    for expected in (
+        "finance",
+        "legal",
+        "d2",
+        "95 % interval",
+        "mean length",
+        "prefill",
+        "first token",
+        "P99",
+    ):
         assert expected in done.output
     legal = next(line for line in done.output.splitlines() if "legal" in line and "d2" in line)
     assert "0.333" in legal
