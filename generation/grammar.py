@@ -7,7 +7,8 @@ from typing import Any
 
 import llguidance
 import llguidance.hf
-import llguidance.torch
+import llguidance.numpy
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,7 +76,8 @@ class Grammar:
         return masks
 
     def _mask(self) -> Tensor:
-        bitmask = llguidance.torch.allocate_token_bitmask(1, self._vocab_size)
-        llguidance.torch.fill_next_token_bitmask(self._matcher, bitmask, 0)
-        bits = (bitmask[0].unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
-        return bits.flatten()[: self._vocab_size].bool()
+        # Through numpy: llguidance's torch module compiles a function, which loads all of torch's compiler.
+        bitmask = llguidance.numpy.allocate_token_bitmask(1, self._vocab_size)
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, bitmask, 0)
+        bits = np.unpackbits(bitmask[0].view(np.uint8), bitorder="little", count=self._vocab_size)
+        return torch.from_numpy(bits.astype(bool))

@@ -53,7 +53,7 @@ class BranchBudget:
 
     @property
     def branches(self) -> int:
-        return max(1, int(self.budget))
+        return max(1, min(self.maximum, int(self.budget)))
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from generation.acceptance import inverse_cdf
 from generation.drafters.branches import Branch
 from generation.model_runner import LoadedModel
 from generation.sampling import RequestRandom, race_winner
-from generation.types import DraftRequest
+from generation.types import NOW, DraftRequest
 
 
 class DraftSampler:
@@ -71,11 +71,10 @@ class DraftSampler:
             if position not in self._races:
                 self._races[position] = self._random.race(position, self._model.vocab_size)
             return race_winner(probs, self._races[position][ids])
-        # The round is in the name: a position proposed again after a rejection gets fresh numbers, since block
-        # verification looks at the whole proposal.
-        return inverse_cdf(
-            probs, float(self._random.uniforms(f"draft:{self.request.round_id}", position, 1)[0])
-        )
+        # Round and purpose are in the name: a position proposed again (after a rejection, or asked for now and
+        # prepared in one round) gets fresh numbers, since block verification looks at the whole proposal.
+        purpose = f"draft:{self.request.round_id}:{'now' if branch.outcome == NOW else 'table'}"
+        return inverse_cdf(probs, float(self._random.uniforms(purpose, position, 1)[0]))
 
     def _biased(self, logits: Tensor) -> Tensor:
         bias = self._sampling.logit_bias
