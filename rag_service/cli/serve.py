@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from rag_service.cli.corpus import ingest_corpus
 from rag_service.cli.output import CommandError, JsonFlag, console, emit, note, progress
 from rag_service.config import Settings
 
-DEMO_QUESTION = "Why did Corvane's Process revenue fall?"
-DEMO_DOMAIN = "finance"
+DEMO_QUESTION = "What are the early signs of dehydration in adults?"
+DEMO_DOMAIN = "medical"
 
 
 def serve(
@@ -112,6 +113,7 @@ def _running(settings: Settings) -> Iterator[tuple[str, float]]:
     """The running service's address and the seconds until it was ready; stopped on leaving."""
     from deployments.app import run
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     started = time.monotonic()
     with console().status("Starting Ray and loading the models"):
         service = run(settings)
@@ -135,7 +137,7 @@ def _demonstrate(client: Client, *, as_json: bool) -> dict[str, Any]:
     """Ask the demonstration's question over HTTP, as any client would."""
     domains = [item["id"] if isinstance(item, dict) else item for item in _domains(client)]
     domain = DEMO_DOMAIN if DEMO_DOMAIN in domains else None
-    body = question_body(DEMO_QUESTION, domain, served_model(client), {})
+    body = question_body(DEMO_QUESTION, domain, served_model(client), {"max_tokens": 96})
     if as_json:
         response: dict[str, Any] = client.call("POST", "/v1/chat/completions", json=body)
         return {**response, "text": answer_text(response)}
