@@ -56,7 +56,9 @@ def rates_over_time(
         for axes, (name, buckets) in zip(panels.flat, series.items(), strict=False):
             _rate_panel(axes, buckets, baselines.get(name))
             axes.set_title(f"{plain(name)}, {sum(b['num_requests'] for b in buckets)} requests")
-        ends: Any = [datetime.fromtimestamp(at, tz=UTC) for at in window]
+        # The first bucket may begin before the window, as buckets are aligned to the clock.
+        first = min([window[0], *(bucket["start"] for buckets in series.values() for bucket in buckets)])
+        ends: Any = [datetime.fromtimestamp(at, tz=UTC) for at in (first, window[1])]
         panels[0, 0].set_xlim(*ends)
         for axes in panels[:, 0]:
             axes.set_ylabel("α")

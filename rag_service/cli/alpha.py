@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rag_service.cli.client import KeyOption
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def report(
     url: Annotated[
         str | None, typer.Option(help="Ask a running service, such as http://127.0.0.1:8000.")
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(envvar="RAG_SERVICE_KEY", help="API key for --url.", show_envvar=True)
-    ] = None,
+    api_key: KeyOption = None,
     log: Annotated[str | None, typer.Option(help="Read this log folder or fsspec URL.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file that names the log.")] = None,
     as_json: JsonFlag = False,
@@ -70,7 +69,7 @@ def report(
     if output_format is Format.html:
         values["bucket"] = "auto"
     try:
-        found = _from_service(url, key, values) if url else _from_log(log, config, values)
+        found = _from_service(url, api_key, values) if url else _from_log(log, config, values)
     except ReportQueryError as error:
         raise CommandError(str(error), EXIT_USAGE, "invalid_value") from None
     _write(found, Format.json if as_json else output_format, output, as_json=as_json)
@@ -97,25 +96,14 @@ def _baselines(settings: Settings) -> dict[str, float]:
     return read_baselines(path) if path is not None and path.exists() else {}
 
 
-def _from_service(url: str, key: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    import httpx
+def _from_service(url: str, api_key: str | None, values: dict[str, Any]) -> dict[str, Any]:
+    from rag_service.cli.client import Client
 
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    parameters = {name: value for name, value in values.items() if value}
-    try:
-        answer = httpx.get(
-            f"{url.rstrip('/')}/v1/acceptance", params=parameters, headers=headers, timeout=60.0
-        )
-        body = answer.json()
-    except httpx.HTTPError as error:
-        raise CommandError(f"The service at {url} does not answer: {error}.") from None
-    except ValueError:
-        raise CommandError(f"What answers at {url} is not this service.") from None
-    if answer.is_error:
-        message = body.get("error", {}).get("message") if isinstance(body, dict) else None
-        raise CommandError(message or f"The service at {url} answered {answer.status_code}.")
+    with Client(url, api_key) as client:
+        parameters = {name: value for name, value in values.items() if value}
+        body = client.call("GET", "/v1/acceptance", params=parameters)
     if not isinstance(body, dict) or "domains" not in body:
-        raise CommandError(f"What answers at {url} is not this service.")
+        raise CommandError(f"What answers at {url} is not rag-service.")
     return body
 
 

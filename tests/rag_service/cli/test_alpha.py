@@ -111,7 +111,7 @@ def test_another_log_folder_and_an_empty_one(log: Path, tmp_path: Path) -> None:
 
 def test_running_service_is_asked(service: str) -> None:
     arguments = ["alpha", "report", "--url", service, "--by", "domain,draft", "--json"]
-    done = runner.invoke(app, [*arguments, "--key", "secret"])
+    done = runner.invoke(app, [*arguments, "--api-key", "secret"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["domains"]["legal"]["groups"][0]["draft"] == "d2"
     done = runner.invoke(app, arguments)
@@ -125,7 +125,7 @@ def test_running_service_is_asked(service: str) -> None:
         (["--since", "soon"], 2, "window is a number with a unit"),
         (["--by", "colour"], 2, "group_by knows"),
         (["--domain", "cooking"], 2, "There is no domain cooking"),
-        (["--url", "http://127.0.0.1:9", "--json"], 1, "does not answer"),
+        (["--url", "http://127.0.0.1:9", "--json"], 1, "No service answers"),
         (["--url", "http://127.0.0.1:9", "--log", "x"], 2, "not both"),
         (["--format", "parquet"], 2, "name a file"),
     ],
