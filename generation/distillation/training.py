@@ -1,0 +1,343 @@
+"""Training a draft with the Hugging Face Trainer: bounded in time, resumable, best checkpoint kept.
+
+The Trainer brings checkpoints, exact resume, mixed precision, several devices (torchrun) and schedules; what
+is ours is the loss, the packing of examples, the evaluation by acceptance and the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from generation.distillation.dataset import Example
+from generation.distillation.draft_model import DraftModel
+from generation.distillation.objective import ObjectiveWeights, position_losses
+from generation.distillation.offline import offline_acceptance
+from generation.distillation.optimizer import make_optimizer
+from generation.distillation.packing import HeadIndex, PackingCollator
+
+Verify = Callable[[DraftModel], Mapping[str, float]]
+"""Measures the draft with the service's own verifier; figures by name, logged beside the offline ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """How a draft is trained. ``minutes`` and ``max_steps``: whichever comes first ends the training."""
+
+    learning_rate: float = 2e-3
+    batch_size: int = 8
+    minutes: float | None = 90.0
+    max_steps: int = 20_000
+    warmup_steps: int = 30
+    decay_share: float = 0.3
+    """The last part of the training, in which the learning rate falls to zero."""
+    eval_steps: int = 50
+    patience: int = 6
+    """Evaluations without a better α after which training stops."""
+    prompt_positions: int = 256
+    weights: ObjectiveWeights = field(default_factory=ObjectiveWeights)
+    bf16: bool = True
+    """Matrix products in bfloat16; weights and optimizer stay in float32."""
+    seed: int = 0
+
+
+class ExampleSet(Dataset[Example]):
+    """A list of examples as torch wants it."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._examples = list(examples)
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+
+class DistillationModel(nn.Module):
+    """The draft with its loss, in the shape the Trainer calls."""
+
+    def __init__(self, draft: DraftModel, weights: ObjectiveWeights) -> None:
+        super().__init__()
+        self.draft = draft
+        self._weights = weights
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        flat_positions: Tensor,
+        top_rows: Tensor,
+        top_logprobs: Tensor,
+        is_prompt: Tensor,
+    ) -> dict[str, Tensor]:
+        """``loss`` (a scalar), and the mean overlap on answers and on prompts, detached."""
+        hidden = self.draft.hidden(
+            input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
+        )
+        logits = self.draft.head(hidden.flatten(0, 1)[flat_positions])
+        losses, overlap = position_losses(logits, top_rows, top_logprobs, self._weights)
+        answer, prompt = losses[~is_prompt], losses[is_prompt]
+        loss = answer.mean()
+        if len(prompt):
+            loss = loss + self._weights.prompt * prompt.mean()
+        return {"loss": loss, "overlap": overlap[~is_prompt].mean().detach()}
+
+
+@dataclass(slots=True)
+class Clock:
+    """When the learning rate begins to fall, and when training ends, in steps; kept in ``clock.json``.
+
+    With a limit in minutes the fall begins when all but ``decay_share`` of the time is spent; from then on
+    the remaining number of steps is fixed, so that a resumed run ends as the killed one would have.
+    """
+
+    path: Path
+    minutes: float | None
+    max_steps: int
+    warmup_steps: int
+    decay_share: float
+    spent_seconds: float = 0.0
+    decay_start: int | None = None
+    end: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            self.spent_seconds = known["spent_seconds"]
+            self.decay_start, self.end = known["decay_start"], known["end"]
+        elif self.minutes is None:
+            self.decay_start = int(self.max_steps * (1 - self.decay_share))
+            self.end = self.max_steps
+
+    def rate(self, step: int) -> float:
+        """Factor on the learning rate at ``step``: warm-up, constant, linear fall to zero."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        if self.decay_start is None or self.end is None or step < self.decay_start:
+            return warm
+        return warm * max(0.0, (self.end - step) / max(1, self.end - self.decay_start))
+
+    def tick(self, step: int, seconds: float) -> None:
+        """Account for one finished step; fixes the end once the time for it has come."""
+        self.spent_seconds += _agreed(seconds)
+        if self.decay_start is not None or self.minutes is None:
+            return
+        share = self.spent_seconds / (60 * self.minutes)
+        if share >= 1 - self.decay_share or step >= self.max_steps * (1 - self.decay_share):
+            self.decay_start = step
+            self.end = min(
+                self.max_steps, step + max(1, round(step * self.decay_share / (1 - self.decay_share)))
+            )
+
+    def save(self) -> None:
+        row = {"spent_seconds": self.spent_seconds, "decay_start": self.decay_start, "end": self.end}
+        self.path.write_text(json.dumps(row), encoding="utf-8")
+
+
+def _agreed(seconds: float) -> float:
+    """The first process's time, so that all processes of a run end at the same step."""
+    if not torch.distributed.is_initialized():
+        return seconds
+    shared = torch.tensor([seconds], dtype=torch.float64)
+    torch.distributed.broadcast(shared, src=0)
+    return float(shared)
+
+
+class ClockCallback(TrainerCallback):
+    """Ends training by the clock, and by patience once α stops rising."""
+
+    def __init__(self, clock: Clock, patience: int, report: Callable[[dict[str, Any]], None] | None) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._report = report
+        self._began = time.monotonic()
+        self._best, self._since = -1.0, 0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._began = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._clock.tick(state.global_step, time.monotonic() - self._began)
+        if self._clock.end is not None and state.global_step >= self._clock.end:
+            control.should_evaluate = control.should_save = True
+            control.should_training_stop = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._clock.save()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if self._report is not None and state.is_world_process_zero:
+            self._report(
+                {"step": state.global_step, "minutes": self._clock.spent_seconds / 60, **(logs or {})}
+            )
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        alpha = (metrics or {}).get("eval_alpha", 0.0)
+        self._since = 0 if alpha > self._best else self._since + 1
+        self._best = max(self._best, alpha)
+        # While the rate still falls, α still rises: patience counts before and is cut short by nothing.
+        if self._since >= self._patience and self._clock.decay_start is None:
+            self._clock.decay_start = state.global_step
+            self._clock.end = state.global_step + max(1, round(state.global_step * self._clock.decay_share))
+
+
+class DistillationTrainer(Trainer):
+    """The Trainer with our loss, our optimizer, and evaluation by acceptance."""
+
+    def __init__(self, *args: Any, clock: Clock, verify: Verify | None, rate: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._clock = clock
+        self._verify = verify
+        self._rate = rate
+        self._overlaps: list[float] = []
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer = make_optimizer(self.model.named_parameters(), self._rate)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LambdaLR:
+        if self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer, self._clock.rate
+            )
+        return self.lr_scheduler
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
+        outputs = model(**inputs)
+        if model.training:
+            self._overlaps.append(float(outputs["overlap"]))
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self._overlaps and "loss" in logs:
+            logs["overlap"] = round(sum(self._overlaps) / len(self._overlaps), 4)
+            self._overlaps.clear()
+        super().log(logs, start_time)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Offline acceptance on the held-out examples; ``eval_alpha`` (greedy, pooled) picks the best."""
+        self.model.eval()
+        draft: DraftModel = self.model.draft
+        with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
+            figures = offline_acceptance(draft, list(eval_dataset or self.eval_dataset))
+        metrics = {
+            f"{metric_key_prefix}_alpha_{domain}_t{temperature:g}": round(value.alpha, 4)
+            for (domain, temperature), value in figures.items()
+        }
+        coldest = min(temperature for _, temperature in figures)
+        metrics[f"{metric_key_prefix}_alpha"] = round(figures["all", coldest].alpha, 4)
+        if self._verify is not None:
+            metrics |= {f"{metric_key_prefix}_{name}": value for name, value in self._verify(draft).items()}
+        self.model.train()
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def train(
+    draft: DraftModel,
+    training: Sequence[Example],
+    held_out: Sequence[Example],
+    folder: Path,
+    config: TrainingConfig,
+    verify: Verify | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> DraftModel:
+    """Train ``draft`` in place and return it with the best weights; a killed run in ``folder`` is resumed.
+
+    ``report`` is given each log line (step, minutes, loss, overlap, learning rate, α).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = Clock(
+        folder / "clock.json", config.minutes, config.max_steps, config.warmup_steps, config.decay_share
+    )
+    model = DistillationModel(draft, config.weights)
+    trainer = DistillationTrainer(
+        model=model,
+        args=_arguments(folder, config),
+        train_dataset=ExampleSet(training),
+        eval_dataset=ExampleSet(held_out),
+        data_collator=PackingCollator(
+            HeadIndex.of(draft.id_map, draft.config.vocab_size), config.prompt_positions
+        ),
+        callbacks=[ClockCallback(clock, config.patience, report)],
+        clock=clock,
+        verify=verify,
+        rate=config.learning_rate,
+    )
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
+    return draft.eval()
+
+
+def _arguments(folder: Path, config: TrainingConfig) -> TrainingArguments:
+    cpu = not torch.cuda.is_available()
+    # On a CPU one example at a time wastes no padding, and the gradients add up to the same batch.
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    at_once = 1 if cpu else max(1, config.batch_size // world)
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=max(1, config.batch_size // at_once // world),
+        max_steps=config.max_steps,
+        learning_rate=config.learning_rate,
+        max_grad_norm=1.0,
+        bf16=config.bf16,
+        use_cpu=cpu,
+        ddp_backend="gloo" if cpu and world > 1 else None,
+        ddp_find_unused_parameters=False if world > 1 else None,
+        logging_steps=10,
+        eval_strategy="steps",
+        eval_steps=config.eval_steps,
+        save_strategy="steps",
+        save_steps=config.eval_steps,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="alpha",
+        greater_is_better=True,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=not cpu,
+        remove_unused_columns=False,
+        label_names=[],
+        report_to=[],
+        disable_tqdm=True,
+        seed=config.seed,
+    )
