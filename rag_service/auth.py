@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import logging
 import os
 import secrets
 import tempfile
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rag_service.config import ConfigError, Settings
 from rag_service.errors import ApiError
 
+logger = logging.getLogger(__name__)
 Scope = Literal["chat", "search", "ingest", "analyst", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 _PREFIX = "rag-"
@@ -156,9 +158,13 @@ class Gatekeeper:
     def principal(self, authorization: str | None, *scopes: str) -> Principal:
         """The caller, who has one of ``scopes`` (none named: any key will do). Raises ``ApiError`` 401, 403."""
         key = _bearer(authorization)
-        if not self._required and not self._store.records():
-            return ANONYMOUS
-        record = self._store.find(key) if key else None
+        try:
+            if not self._required and not self._store.records():
+                return ANONYMOUS
+            record = self._store.find(key) if key else None
+        except ConfigError as error:  # closed, not open, while nobody can be told apart
+            logger.error("%s", error)
+            raise ApiError(503, "The service cannot read its API keys.", code="unavailable") from None
         if record is None:
             message = "This API key is not valid." if key else "Give an API key: Authorization: Bearer KEY."
             code = "invalid_api_key" if key else "missing_api_key"
@@ -181,9 +187,10 @@ def check_exposure(settings: Settings) -> None:
     if is_loopback(settings.service.host) and settings.auth.mode != "required":
         return
     if not KeyStore(settings.keys_file).records():
+        required = settings.auth.mode == "required"
         raise ConfigError(
-            f"Serving on {settings.service.host} needs API keys and {settings.keys_file} has none: "
-            "make one with `rag-service keys create`, or serve on 127.0.0.1."
+            f"Serving on {settings.service.host} needs API keys and {settings.keys_file} has none: make one with "
+            f"`rag-service keys create`, or {'set auth.mode to auto' if required else 'serve on 127.0.0.1'}."
         )
 
 

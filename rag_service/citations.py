@@ -2,7 +2,7 @@
 
 The text given out is the model's, except that a marker which resolves to no source is removed, and that a
 finished sentence without a marker gets one for the source that supports it best (mode ``attributed``). Nothing
-is held back but a marker's beginning and the white space after a sentence.
+is held back but a marker's beginning and white space that a marker may follow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Origin = Literal["model", "attributed"]
 _NUMBERS = r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3}){0,9}"
 _MARKER = re.compile(rf"[ \t]*\[({_NUMBERS})\]")
 _FOLLOWING = re.compile(rf"\s*\[({_NUMBERS})\]")
-_PARTIAL = re.compile(r"[ \t]*\[[\d\s,;–-]{0,48}\Z")
+_PARTIAL = re.compile(r"(?:[ \t]+|[ \t]*\[[\d\s,;–-]{0,48})\Z")
 _MAX_CITED = 64
 
 

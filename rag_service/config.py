@@ -312,12 +312,13 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _known_names(path: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] | None = Settings
+    model: type[BaseModel] = Settings
     for part in path:
         field = model.model_fields.get(str(part))
-        model = next(iter(_alternatives(field.annotation)), None) if field else None
-        if model is None:
+        below = _alternatives(field.annotation) if field else []
+        if not below:
             return []
+        model = below[0]
     return list(model.model_fields)
 
 

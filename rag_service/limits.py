@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.strategies import FixedWindowRateLimiter
@@ -18,6 +20,8 @@ from rag_service.config import ConfigError, LimitsConfig
 from rag_service.errors import ApiError
 
 logger = logging.getLogger(__name__)
+STORAGE_SECONDS = 0.5
+PAUSE_SECONDS = 5.0
 
 
 class Gate:
@@ -68,17 +72,17 @@ class Gate:
 class RateLimiter:
     """Requests and tokens a minute by tenant and key, in memory or in Redis.
 
-    A storage that fails lets requests pass: limits guard the service, they must not stop it.
+    A storage that fails or is slow lets requests pass, and is left alone for some seconds: limits guard the
+    service, they must not stop it.
     """
 
     def __init__(self, config: LimitsConfig) -> None:
         self._config = config
-        uri = config.storage
-        options: dict[str, str] = {}
-        if uri.startswith("redis"):
-            options["implementation"] = "redispy"
+        self._paused_until = 0.0
+        uri = config.storage.removeprefix("async+")
+        options = {"implementation": "redispy"} if uri.startswith("redis") else {}
         try:
-            storage = storage_from_string(f"async+{uri.removeprefix('async+')}", **options)
+            storage = storage_from_string(f"async+{uri}", wrap_exceptions=True, **options)
         except Exception as error:
             raise ConfigError(f"The limits cannot be kept in {uri.split('@')[-1]}: {error}.") from None
         self._limiter = FixedWindowRateLimiter(storage)
@@ -87,36 +91,49 @@ class RateLimiter:
         """Count one request; the ``x-ratelimit-*`` headers of its answer. Raises ``ApiError`` 429."""
         headers: dict[str, str] = {}
         for kind, item in self._items(principal).items():
-            try:
-                counted = kind == "requests"
-                key = _identity(principal)
-                free = await (self._limiter.hit if counted else self._limiter.test)(item, kind, key)
-                window = await self._limiter.get_window_stats(item, kind, key)
-            except (StorageError, OSError):
-                logger.exception("The rate limits' storage does not answer; requests pass unlimited.")
-                return {}
-            wait = max(0.0, window.reset_time - time.time())
-            headers[f"x-ratelimit-limit-{kind}"] = str(item.amount)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, window.remaining))
-            headers[f"x-ratelimit-reset-{kind}"] = f"{wait:.3f}s"
-            if not free:
-                message = f"The limit of {item.amount} {kind} a minute is reached; try again in {wait:.0f} s."
-                raise ApiError(
-                    429, message, code="rate_limit_exceeded", headers={**headers, **retry_headers(wait)}
-                )
+            async with self._forgiving():
+                headers.update(await self._count(kind, item, _identity(principal), headers))
         return headers
 
     async def charge(self, principal: Principal, num_tokens: int) -> None:
         """Count the tokens that a request took."""
         item = self._items(principal).get("tokens")
-        if item is None or num_tokens <= 0:
-            return
+        if item is not None and num_tokens > 0:
+            async with self._forgiving():
+                await self._limiter.hit(item, "tokens", _identity(principal), cost=num_tokens)
+
+    async def _count(
+        self, kind: str, item: RateLimitItem, key: str, headers: Mapping[str, str]
+    ) -> dict[str, str]:
+        # A request is counted now; tokens only once they are known, so here they are looked at.
+        free = await (self._limiter.hit if kind == "requests" else self._limiter.test)(item, kind, key)
+        window = await self._limiter.get_window_stats(item, kind, key)
+        wait = max(0.0, window.reset_time - time.time())
+        counted = {
+            f"x-ratelimit-limit-{kind}": str(item.amount),
+            f"x-ratelimit-remaining-{kind}": str(max(0, window.remaining)),
+            f"x-ratelimit-reset-{kind}": f"{wait:.3f}s",
+        }
+        if free:
+            return counted
+        message = f"The limit of {item.amount} {kind} a minute is reached; try again in {math.ceil(wait)} s."
+        told = {**headers, **counted, **retry_headers(wait)}
+        raise ApiError(429, message, code="rate_limit_exceeded", headers=told)
+
+    @asynccontextmanager
+    async def _forgiving(self) -> AsyncIterator[None]:
         try:
-            await self._limiter.hit(item, "tokens", _identity(principal), cost=num_tokens)
-        except (StorageError, OSError):
-            logger.exception("The rate limits' storage does not answer; tokens are not counted.")
+            async with asyncio.timeout(STORAGE_SECONDS):
+                yield
+        except (StorageError, OSError) as error:
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            logger.error(
+                "The rate limits' storage does not answer (%s); requests pass.", type(error).__name__
+            )
 
     def _items(self, principal: Principal) -> Mapping[str, RateLimitItem]:
+        if time.monotonic() < self._paused_until:
+            return {}
         requests = principal.requests_per_minute or self._config.requests_per_minute
         tokens = principal.tokens_per_minute or self._config.tokens_per_minute
         given = {"requests": requests, "tokens": tokens}

@@ -242,7 +242,7 @@ class FakeRecorder:
 
     async def acceptance(self, query: dict[str, Any]) -> dict[str, Any]:
         self.queries.append(query)
-        return {"domains": {}, "window": "a/b"}
+        return {"domains": {}, "window": "a/b", "group_by": ["domain"]}
 
     async def metrics(self) -> str:
         return f"rag_requests_total {len(self.records)}\n"

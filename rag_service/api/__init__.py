@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from rag_service import __version__
@@ -42,7 +43,8 @@ def create_app(settings: Settings, backends: Backends, tokenizer: ChatTokenizer 
     if tokenizer is None:
         target = settings.engine.target
         tokenizer = load_tokenizer(str(resolve(target.model, settings.cache_folder)), target.revision)
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
         title="rag-service",
         version=__version__,
         description="Cited answers from indexed documents, decoded speculatively; OpenAI-compatible.",

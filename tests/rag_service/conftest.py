@@ -78,3 +78,10 @@ async def address(make_settings: MakeSettings, fakes: Fakes) -> AsyncIterator[st
 def ask(question: str = "When does the library open?", **fields: Any) -> dict[str, Any]:
     """The body of a chat request."""
     return {"model": MODEL, "messages": [{"role": "user", "content": question}], **fields}
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for ``condition``; ``TimeoutError`` when it does not come about."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
