@@ -19,7 +19,7 @@ from rag_service.telemetry import STAGES
 
 Row = dict[str, Any]
 NONE_MARK = "–"
-_TEXT_COLUMNS = ("domain", "stage", *GROUPINGS)
+_TEXT_COLUMNS = ("arm", "stage", *GROUPINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,21 @@ def markdown_of(report: Mapping[str, Any]) -> str:
 
 def tables_of(report: Mapping[str, Any]) -> list[Table]:
     """Two rich tables for a terminal: acceptance and latency."""
-    tables = []
-    for found in tabulars_of(report):
-        table = Table(title=found.title, title_justify="left")
-        for name in found.header:
-            table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
-        several = len({row[0] for row in found.rows}) < len(found.rows)
-        for row, following in zip_longest(found.rows, found.rows[1:]):
-            ends = several and following is not None and following[0] != row[0]
-            table.add_row(*(Text(cell) for cell in row), end_section=ends)
-        tables.append(table)
+    tables = [rich_of(found) for found in tabulars_of(report)]
     tables[0].caption = "\n".join(footnotes_of(report)) or None
     return tables
+
+
+def rich_of(found: Tabular) -> Table:
+    """A table for a terminal; rows that begin alike are kept together. Markup in cells shows as text."""
+    table = Table(title=Text(found.title), title_justify="left")
+    for name in found.header:
+        table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
+    several = len({row[0] for row in found.rows}) < len(found.rows)
+    for row, following in zip_longest(found.rows, found.rows[1:]):
+        ends = several and following is not None and following[0] != row[0]
+        table.add_row(*(Text(cell) for cell in row), end_section=ends)
+    return table
 
 
 def number(value: float | None, digits: int = 3) -> str:

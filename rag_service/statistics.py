@@ -96,6 +96,32 @@ def mean_interval(
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
+def speed_up(
+    base: tuple[npt.ArrayLike, npt.ArrayLike],
+    other: tuple[npt.ArrayLike, npt.ArrayLike],
+    *,
+    level: float = LEVEL,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float | None, Interval | None]:
+    """The pooled rate of ``other`` in multiples of that of ``base``, with its interval, resampling pairs.
+
+    Each is (amounts, seconds), one value a pair, ``[n]``: entry i of both belongs to the same question.
+    """
+    parts = [np.asarray(values, dtype=np.float64) for values in (*base, *other)]
+    if not len(parts[0]) or min(part.sum() for part in parts) <= 0:
+        return None, None
+    estimate = float(_ratio_of_rates(parts[0], parts[1], parts[2], parts[3]))
+    if len(parts[0]) < 2 or all(np.ptp(part) == 0 for part in parts):
+        return estimate, None
+    found = stats.bootstrap(
+        tuple(parts), _ratio_of_rates, paired=True, vectorized=True, confidence_level=level,
+        n_resamples=num_resamples, batch=max(1, _BATCH_CELLS // len(parts[0])), method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return estimate, (float(found.low), float(found.high))
+
+
 def percentiles(values: npt.ArrayLike) -> dict[str, float | None]:
     """``{"p50", "p95", "p99"}`` of the values (linear interpolation), None each when there are none."""
     data = np.asarray(values, dtype=np.float64)
@@ -123,6 +149,13 @@ def percentile_interval(values: npt.ArrayLike, percent: float, *, level: float =
 
 def _ratio_of_sums(above: Values, below: Values, axis: int = -1) -> Values:
     return np.asarray(np.sum(above, axis=axis) / np.sum(below, axis=axis))
+
+
+def _ratio_of_rates(
+    base_amounts: Values, base_seconds: Values, amounts: Values, seconds: Values, axis: int = -1
+) -> Values:
+    base = np.sum(base_amounts, axis=axis) / np.sum(base_seconds, axis=axis)
+    return np.asarray(np.sum(amounts, axis=axis) / np.sum(seconds, axis=axis) / base)
 
 
 def _grouped(above: Values, below: Values, rng: np.random.Generator) -> tuple[Values, Values]:
