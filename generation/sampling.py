@@ -78,7 +78,7 @@ def adjust_logits(
         amounts = torch.tensor(list(counts.values()), device=out.device, dtype=out.dtype)
         out[ids] -= sampling.presence_penalty + sampling.frequency_penalty * amounts
     for token_id, bias in sampling.logit_bias.items():
-        if token_id < out.shape[-1]:
+        if 0 <= token_id < out.shape[-1]:
             out[token_id] += bias
     if forbidden:
         out[torch.tensor(list(forbidden), device=out.device)] = float("-inf")
@@ -103,6 +103,7 @@ def to_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         # A token stays while the mass *before* it is below top_p: the first always stays.
         keep = ordered.cumsum(-1) - ordered < sampling.top_p
+        keep[..., 0] = True
         probs = torch.zeros_like(probs).scatter_(-1, order, ordered * keep)
     if sampling.min_p > 0.0:
         probs = probs * (probs >= sampling.min_p * probs.amax(-1, keepdim=True))

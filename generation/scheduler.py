@@ -131,13 +131,9 @@ class Scheduler:
                 budget -= num_tokens
         return plan, ended
 
-    def prefilled(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Note computed prompt tokens; True when the prompt is done and its last logits are due."""
+    def prefilled(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note computed prompt tokens. What they are worth (a prefix to keep) shows with their logits."""
         sequence.num_computed += num_tokens
-        done = sequence.num_computed == len(sequence.token_ids)
-        if done:
-            self._on_prefilled(sequence)
-        return done
 
     def commit(
         self, sequences: Seq[Sequence], outcomes: Seq[Outcome], *, rounds: bool
@@ -147,12 +143,15 @@ class Scheduler:
         for sequence, outcome in zip(sequences, outcomes, strict=True):
             if outcome.error is None:
                 assert outcome.verification is not None
+                if not rounds:
+                    self._on_prefilled(sequence)
                 try:
                     chunk = sequence.commit(
                         outcome.proposal, outcome.verification, outcome.logprobs or [], counts=rounds
                     )
-                except GenerationError as error:
-                    chunk = sequence.finish("error", str(error))
+                except Exception as error:  # it ends alone, whatever it is
+                    message = str(error) if isinstance(error, GenerationError) else repr(error)
+                    chunk = sequence.finish("error", message)
             else:
                 chunk = sequence.finish("error", str(outcome.error))
             poisoned = outcome.error is not None and outcome.error.code == "nan_logits"

@@ -57,6 +57,9 @@ class Verifier:
                 verdicts.append(self._verify_one(sequence, proposal, logits[rows], ids[rows]))
             except GenerationError as failure:
                 verdicts.append(Verdict(proposal, error=failure))
+            except Exception as failure:  # whatever one request trips over must not end its company
+                error = GenerationError(f"The request failed in verification: {failure!r}", "internal")
+                verdicts.append(Verdict(proposal, error=error))
         return verdicts
 
     def _verify_one(
@@ -100,6 +103,8 @@ class Verifier:
 
     def _accept(self, sequence: Sequence, proposal: DraftProposal, probs_on_device: Tensor) -> Verification:
         probs = probs_on_device.cpu().numpy()
+        if not np.isfinite(probs.sum()):
+            raise GenerationError("The request's sampling leaves no token to choose.", "no_token_left")
         position = len(sequence.token_ids)
         if sequence.sampling.temperature == 0.0:
             return acceptance.verify_greedy(probs.argmax(-1).tolist(), proposal)

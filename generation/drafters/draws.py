@@ -58,7 +58,9 @@ class DraftSampler:
         top = logits.float().topk(size, dim=-1)
         probs = torch.softmax(top.values / sampling.temperature, dim=-1)
         if sampling.top_p < 1.0:
-            probs = probs * (probs.cumsum(-1) - probs < sampling.top_p)
+            keep = probs.cumsum(-1) - probs < sampling.top_p
+            keep[..., 0] = True
+            probs = probs * keep
         if sampling.min_p > 0.0:
             probs = probs * (probs >= sampling.min_p * probs[..., :1])
         probs = probs / probs.sum(-1, keepdim=True)

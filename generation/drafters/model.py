@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from generation.attention import Segment
@@ -95,6 +96,10 @@ class DraftWorker:
             self._grow(list(jobs.values()))
         seconds = time.perf_counter() - began
         for index, job in jobs.items():
+            if not all(np.isfinite(row).all() for branch in job.branches for row in branch.probs):
+                request = job.request
+                replies[index] = DraftRefusal(request.request_id, request.round_id, "draft_down")
+                continue
             branches = {branch.outcome: branch.proposal() for branch in job.branches}
             request = job.request
             replies[index] = LookaheadTable(
