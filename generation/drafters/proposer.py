@@ -8,6 +8,7 @@ by what it knows before the round, not by the tokens' fate.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -57,8 +58,10 @@ class Proposer:
         colocated: DraftLink | None = None,
         remote: DraftLink | None = None,
         seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
+        self._clock = clock
         self._colocated = colocated
         self._remote = remote
         self._history = HistoryStore(config.history_tokens) if config.history else None
@@ -110,9 +113,15 @@ class Proposer:
 
     def decide(self, sequences: Seq[Sequence]) -> None:
         """Fix mode and K of this round for each sequence."""
+        remote_open = self._remote is not None and self._remote.is_open
+        chosen: dict[str, Decision] = {}
         for sequence in sequences:
+            mode, domain = self._mode_of(sequence), sequence.request.domain
+            if mode == "auto" and domain not in chosen:
+                # Once a domain and round: a batch that mixed modes would wait for the slowest of them.
+                chosen[domain] = self.controller.decide(domain, len(sequences), draft_open=remote_open)
             track = self._tracks[sequence.request_id]
-            track.decision = self._decision(sequence, max(1, len(sequences)))
+            track.decision = chosen[domain] if mode == "auto" else self._fixed(mode, remote_open)
 
     def propose(self, sequences: Seq[Sequence], step_seconds: float) -> list[DraftProposal]:
         """One proposal each, in order; empty ones say why. Waits at most a few measured steps in all."""
@@ -195,11 +204,8 @@ class Proposer:
     def _mode_of(self, sequence: Sequence) -> str:
         return sequence.request.mode or self.config.mode
 
-    def _decision(self, sequence: Sequence, batch_size: int) -> Decision:
-        mode, k = self._mode_of(sequence), self.config.num_draft_tokens
-        remote_open = self._remote is not None and self._remote.is_open
-        if mode == "auto":
-            return self.controller.decide(sequence.request.domain, batch_size, draft_open=remote_open)
+    def _fixed(self, mode: str, remote_open: bool) -> Decision:
+        k = self.config.num_draft_tokens
         if mode == "colocated" and self._colocated is not None:
             return Decision("colocated", k)
         if mode == "synchronous" and remote_open:
@@ -218,9 +224,9 @@ class Proposer:
                 keys.append((sequence.request_id, track.table_round))
         if not keys:
             return {}
-        began = time.perf_counter()
+        began = self._clock()
         replies = self._remote.receive(keys, deadline)
-        waited = time.perf_counter() - began
+        waited = self._clock() - began
         self.controller.table_wait.update(waited)
         for sequence in sequences:
             if (sequence.request_id, self._tracks[sequence.request_id].table_round) in keys:
@@ -289,7 +295,7 @@ class Proposer:
             ]
             if link is None or not group:
                 continue
-            began = time.perf_counter()
+            began = self._clock()
             replies = self._exchange(link, group, seconds)
             missing = [s for s in group if isinstance(replies.get(s.request_id), PrefixMissing)]
             if missing:
@@ -297,13 +303,15 @@ class Proposer:
                     reply = replies[sequence.request_id]
                     assert isinstance(reply, PrefixMissing)
                     self._tracks[sequence.request_id].num_sent = reply.have_length
-                left = seconds - (time.perf_counter() - began)
+                left = seconds - (self._clock() - began)
                 replies.update(self._exchange(link, missing, max(0.001, left)))
-            waited = time.perf_counter() - began
+            waited = self._clock() - began
             self._learn_sync(group, replies, waited)
             for sequence in group:
                 sequence.stats.waited_draft_seconds += waited
-                proposals[sequence.request_id] = now_proposal(replies.get(sequence.request_id), "timeout")
+                asked = now_proposal(replies.get(sequence.request_id), "timeout")
+                # A draft that says more than it was asked must not write beyond the slot.
+                proposals[sequence.request_id] = _first(asked, sequence.num_remaining - 1)
         for sequence in sequences:
             proposals.setdefault(sequence.request_id, DraftProposal(empty_cause="draft_down"))
         return proposals
