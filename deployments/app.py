@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,10 +26,14 @@ from deployments.options import (
     has_draft,
     logging_options,
 )
+from rag_service.auth import check_exposure
 from rag_service.config import Settings
 
 READY_SECONDS = 300.0
 POLL_SECONDS = 0.25
+FAILED_START = "A replica failed to start"
+"""How Serve's status message begins after a constructor has raised."""
+EXCEPTION_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*: (.+)")
 MAX_CONSTRUCTOR_TRIES = 3
 
 logger = logging.getLogger(__name__)
@@ -61,11 +65,13 @@ def compose(settings: Settings, target: Application | None = None) -> Applicatio
 
 
 def build_generator(settings: Settings) -> Application:
-    """Target, with Draft's handle unless the draft has no replicas."""
+    """Target, with Draft's handle unless the draft has no replicas or there is no draft model."""
     from deployments.draft import build_draft
     from deployments.target import build_target
+    from rag_service.draft_choice import draft_config
 
-    return build_target(settings, build_draft(settings) if has_draft(settings) else None)
+    with_draft = has_draft(settings) and draft_config(settings) is not None
+    return build_target(settings, build_draft(settings) if with_draft else None)
 
 
 def deploy(settings: Settings, name: DeploymentName, replica: type[Any]) -> serve.Deployment:
@@ -82,12 +88,17 @@ class RunningService:
     owns_ray: bool
 
     def stop(self, grace_seconds: float = 10.0) -> None:
-        """Let running requests end for ``grace_seconds``, then stop; safe to call twice."""
+        """Let running requests end for ``grace_seconds``, then stop; safe to call twice.
+
+        A Ray that was there before is left running, and replicas there go on draining by themselves.
+        """
         if not ray.is_initialized():
             return
-        deleting = threading.Thread(target=_delete, name="rag-service-stop", daemon=True)
-        deleting.start()
-        deleting.join(grace_seconds)
+        with contextlib.suppress(Exception):
+            serve.delete(APPLICATION, _blocking=False)
+            ends_at = time.monotonic() + grace_seconds
+            while APPLICATION in serve.status().applications and time.monotonic() < ends_at:
+                time.sleep(POLL_SECONDS)
         if self.owns_ray:
             ray.shutdown()
 
@@ -113,6 +124,7 @@ def run(
     running then.
     """
     check_scaling(settings)
+    check_exposure(settings)
     host = settings.service.host
     port = check_port(host, settings.service.port)
     service = RunningService(_url(host, port), start_ray(settings, address))
@@ -168,29 +180,33 @@ def _wait(url: str, seconds: float) -> None:
 
 
 def deploy_failure() -> str | None:
-    """Why the application cannot start, in one sentence; None while it may still."""
+    """Why the application cannot start, in one sentence; None while it may still.
+
+    On one machine a replica whose constructor raises will raise again, so its first failure is told at once
+    instead of after Serve's retries. A draft that cannot start is no reason: without it the service is
+    slower and otherwise the same.
+    """
     application = serve.status().applications.get(APPLICATION)
-    if application is None or application.status != "DEPLOY_FAILED":
+    if application is None:
         return None
     for name, deployment in application.deployments.items():
-        if deployment.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            return f"{name} cannot start: {_last_error(deployment.message)}"
-    return f"The application cannot start: {_last_error(application.message)}"
+        failed = deployment.status in ("DEPLOY_FAILED", "UNHEALTHY") or FAILED_START in deployment.message
+        if failed and name != "Draft":
+            return f"{name} cannot start: {last_error(deployment.message)}"
+    if application.status == "DEPLOY_FAILED" and not application.deployments:
+        return f"The application cannot start: {last_error(application.message)}"
+    return None
 
 
-def _last_error(message: str) -> str:
-    """The exception's own line of a traceback, which is its last with text that is not indented."""
-    lines = [
-        line.strip() for line in message.splitlines() if line.strip() and not line.startswith((" ", "\t"))
-    ]
-    return lines[-1] if lines else message.strip()
+def last_error(message: str) -> str:
+    """The sentence of the exception that a traceback ends with; the last line where there is none."""
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    raised = [found for line in lines if (found := EXCEPTION_LINE.match(line))]
+    if raised:
+        return raised[-1].group(1)
+    return lines[-1].strip() if lines else "no reason is given"
 
 
 def _url(host: str, port: int) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-
-
-def _delete() -> None:
-    with contextlib.suppress(Exception):
-        serve.delete(APPLICATION)

@@ -103,7 +103,9 @@ def _connect(address: str) -> None:
 
 
 def _quiet() -> None:
-    """Ray announces its token mode by a warning on every start; ``_ensure_token`` has dealt with it."""
+    """Serve tells of every step, and Ray of its token mode by a warning on every start (``_ensure_token`` has
+    dealt with that)."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 
 

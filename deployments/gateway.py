@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from rag_service.api import Backends, create_app
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import GeneratorHandle, RerankerHandle, RetrieverHandle
 from deployments.recorder_handle import RecorderHandle
+from rag_service.api import Backends, create_app
 from rag_service.config import Settings
 
 

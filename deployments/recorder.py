@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from deployments.refusal import Refusal
 from deployments.worker import Worker
 from rag_service.config import Settings
 from rag_service.record import RequestRecord
 from rag_service.recorder import Recorder
 from rag_service.report_query import ReportQueryError
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A report that was not given: the message, and the parameter at fault (None: no fault of the caller).
-
-    Sent back as a value, since the error itself takes arguments that pickling does not carry.
-    """
-
-    message: str
-    param: str | None
 
 
 class RecorderReplica:

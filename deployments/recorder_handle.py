@@ -12,7 +12,7 @@ from typing import Any, cast
 from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import NUM_ATTEMPTS, call, described, generation_error, ready_of
-from deployments.recorder import Refusal
+from deployments.refusal import Refusal
 from generation.types import GenerationError
 from rag_service.record import RequestRecord
 from rag_service.report_query import ReportQueryError
@@ -108,10 +108,11 @@ class RecorderHandle:
 
 
 def open_breakers(status: Mapping[str, Any]) -> dict[str, bool]:
-    """From the target's status (``breakers``: draft replica → state, in each of ``replicas`` where there are
-    several): is any target not asking that draft replica?"""
+    """From the target's status (``link.breakers``: draft replica → state, in each of ``replicas`` where there
+    are several): is any target not asking that draft replica?"""
     found: dict[str, bool] = {}
     for replica in status.get("replicas") or [status]:
-        for draft, state in dict(replica.get("breakers") or {}).items():
+        breakers = (replica.get("link") or {}).get("breakers") or {}
+        for draft, state in breakers.items():
             found[draft] = found.get(draft, False) or state != "closed"
     return found

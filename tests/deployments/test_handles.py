@@ -206,7 +206,10 @@ def test_original_leaves_plain_errors_alone() -> None:
 
 
 def test_a_breaker_counts_as_open_when_any_target_has_it_so() -> None:
-    assert open_breakers({}) == {}
-    assert open_breakers({"breakers": {"d1": "closed", "d2": "half_open"}}) == {"d1": False, "d2": True}
-    both = {"replicas": [{"breakers": {"d1": "open"}}, {"breakers": {"d1": "closed", "d2": "closed"}}]}
+    def status(**breakers: str) -> dict[str, Any]:
+        return {"link": {"breakers": breakers}}
+
+    assert open_breakers({"link": None}) == {}
+    assert open_breakers(status(d1="closed", d2="half_open")) == {"d1": False, "d2": True}
+    both = {"replicas": [status(d1="open"), status(d1="closed", d2="closed")]}
     assert open_breakers(both) == {"d1": True, "d2": False}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.recorder import RecorderReplica, Refusal
+from deployments.recorder import RecorderReplica
+from deployments.refusal import Refusal
 from generation.types import SpeculationStats
 from rag_service.config import Settings
 from rag_service.record import RequestRecord
