@@ -69,7 +69,7 @@ class Side:
             worker = DraftWorker(draft, num_slots=batch, slot_length=SLOT_LENGTH + 128)
         link: DraftLink | None = LocalLink(worker) if worker is not None else None
         speculation = SpeculationConfig(
-            mode="auto" if mode == "auto" else mode, num_draft_tokens=k, passages=passages
+            mode=mode, num_draft_tokens=k, passages=passages
         )
         config = EngineConfig(
             max_batch_size=batch,

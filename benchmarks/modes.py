@@ -105,7 +105,6 @@ class Bench:
         for start in range(0, len(prompts), self._concurrency):
             last: dict[str, float] = {}
             for prompt in prompts[start : start + self._concurrency]:
-                # The id seeds the draws: the same for every mode, so that sampled answers are comparable.
                 self._count += 1
                 engine.add(
                     GenerationRequest(f"{prompt.id}/{self._count}", prompt.token_ids, sampling, prompt.domain)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 ModelMode = Literal["off", "colocated", "synchronous", "lookahead"]
 _HYSTERESIS = 1.05
+_EXPLORED_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,11 @@ class Controller:
         self.draft_step = RunningMean()
         self.table_wait = RunningMean()
         self.sync_overhead = RunningMean()
-        self.hit_rate = RunningMean(0.05)
+        self.hit_rate = AlphaEstimate(start=0.8)
         self._all = AlphaEstimate()
         self._domains: dict[str, AlphaEstimate] = {}
         self._current: dict[str, Decision] = {}
-        self._explore_left: dict[str, int] = {}
+        self._exploring: dict[str, tuple[int, ModelMode]] = {}
 
     def alpha(self, domain: str) -> float:
         return self._domains[domain].value if domain in self._domains else self._all.value
@@ -134,8 +135,9 @@ class Controller:
         tokens = 1.0 + expected_accepted(alpha, k)
         td = self.draft_step.get(t1 / 6)
         if mode == "lookahead":
-            hit = self.hit_rate.get(0.6)
-            wait = self.table_wait.get(0.1 * t1)
+            # Hopeful until measured: a mode that is never tried never shows what it can do.
+            hit = self.hit_rate.value
+            wait = self.table_wait.get(0.0)
             return (hit * tokens + (1.0 - hit)) / (hit * tv + (1.0 - hit) * t1 + wait)
         overhead = 0.0 if mode == "colocated" else self.sync_overhead.get(0.2 * t1)
         return tokens / (tv + k * td + overhead)
@@ -183,17 +185,18 @@ class Controller:
         return Decision(mode, k, sync)
 
     def _explored(self, domain: str, modes: tuple[ModelMode, ...]) -> Decision | None:
-        """A few rounds of a model mode while plain decoding is preferred, so that α and costs stay known.
+        """Now and then a few rounds of another mode, so that α and costs stay known.
 
         Look-ahead needs a round to prepare its first table: one round alone would learn nothing.
         """
-        speculative = [mode for mode in modes if mode != "off"]
-        if self._current[domain].mode != "off" or not speculative:
-            return None
-        left = self._explore_left.get(domain, 0)
-        if left == 0 and self._random.random() < self._exploration_rate / 3:
-            left = 3
+        current = self._current[domain]
+        left, other = self._exploring.get(domain, (0, current.mode))
         if left == 0:
+            others = [mode for mode in modes if mode not in ("off", current.mode)]
+            if not others or self._random.random() >= self._exploration_rate / _EXPLORED_ROUNDS:
+                return None
+            left, other = _EXPLORED_ROUNDS, self._random.choice(others)
+        self._exploring[domain] = (left - 1, other)
+        if other not in modes:
             return None
-        self._explore_left[domain] = left - 1
-        return Decision(speculative[-1], min(2, self._max_k))
+        return Decision(other, current.num_draft_tokens or min(2, self._max_k))

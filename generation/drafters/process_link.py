@@ -10,7 +10,8 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from multiprocessing.connection import Connection
 
 from generation.drafters.link import Key, ReplyBox
