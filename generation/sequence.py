@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,7 +136,10 @@ class Sequence:
     def finish(self, reason: FinishReason, error: str | None = None) -> GenerationChunk:
         """End the answer from outside (cancel, deadline, error) and give out what was held back."""
         self.finish_reason, self.error = reason, error
-        return self._chunk(self._end_of_text())
+        text = ""
+        with contextlib.suppress(Exception):  # it may be the text itself that failed
+            text = self._end_of_text()
+        return self._chunk(text)
 
     def _take(self, token_id: int, accepted: bool, logprob: TokenLogprob | None) -> str:
         self.token_ids.append(token_id)
