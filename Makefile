@@ -24,27 +24,30 @@ SOURCES := rag_service deployments retrieval generation tests benchmarks
 .PHONY: setup serve test fix check bench soak lock clean
 
 setup: $(VENV)/.dependencies
-	$(BIN)/rag-service models fetch
+	@$(BIN)/rag-service models fetch
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one: make setup PYTHON=python3.11")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "This Python has no venv module with pip (Debian: the package python3-venv)." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "Making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # torch comes first and alone, so that no other package's wish pulls in another build of it.
 $(VENV)/.torch: $(VENV)/.created
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH_SPEC)"
+	@echo "Installing $(TORCH_SPEC) ..."
+	@$(PIP) install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH_SPEC)"
 	@touch $@
 
 $(VENV)/.dependencies: pyproject.toml constraints.txt $(VENV)/.torch
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	@$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >> $(VENV)/constraints.txt
-	$(PIP) install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev]'
+	@echo "Installing the other pinned dependencies (a minute or two) ..."
+	@$(PIP) install -qq --constraint $(VENV)/constraints.txt --editable '.[dev]'
 	@touch $@
 
 serve: setup
-	$(BIN)/rag-service serve --corpus $(CORPUS) --demo $(SERVE_ARGS)
+	@$(BIN)/rag-service serve --corpus $(CORPUS) --demo $(SERVE_ARGS)
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
