@@ -191,13 +191,17 @@ def simulate(
     proposer = Proposer(
         config, colocated=link if local else None, remote=None if local else link, clock=clock
     )
+    def admitted(sequence: Sequence) -> int:
+        proposer.start(sequence)
+        return 0
+
     scheduler = Scheduler(
         _Slots(batch),
         max_batch_size=batch,
         max_waiting=4 * batch,
         prefill_chunk_tokens=1 << 20,
         context_length=1 << 20,
-        on_admit=lambda s: (proposer.start(s), 0)[1],
+        on_admit=admitted,
         on_finish=proposer.finish,
         clock=clock,
     )
@@ -274,7 +278,7 @@ def main() -> None:
     alphas = (0.5, 0.7, 0.9) if options.quick else (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     trips = (0.05, 1.0) if options.quick else (0.05, 0.5, 1.0, 2.0, 5.0)
     batches = (1, 8) if options.quick else (1, 2, 4, 8, 16, 32, 64)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for hardware in HARDWARE:
         for alpha in alphas:
             k = 8 if alpha >= 0.8 else 5 if alpha >= 0.6 else 3
