@@ -25,6 +25,7 @@ _NUMBERS = r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3}){0,9}"
 _MARKER = re.compile(rf"[ \t]*\[({_NUMBERS})\]")
 _FOLLOWING = re.compile(rf"\s*\[({_NUMBERS})\]")
 _PARTIAL = re.compile(r"(?:[ \t]+|[ \t]*\[[\d\s,;–-]{0,48})\Z")
+_TERMINATED = re.compile(r"""[.!?…。！？]["'”’)\]]*\s*\Z""")
 _MAX_CITED = 64
 
 
@@ -58,6 +59,7 @@ class CitationStream:
         self._sentence_start = 0
         self._length = 0
         self._sentence_cited = False
+        self._cut = False
         self.citations: list[Citation] = []
 
     def feed(self, text: str) -> str:
@@ -65,8 +67,10 @@ class CitationStream:
         self._raw += text
         return self._advance(final=False)
 
-    def finish(self) -> str:
-        """What is left when the model has ended."""
+    def finish(self, cut: bool = False) -> str:
+        """What is left when the model has ended. ``cut``: by its length limit, so that the last sentence is
+        no finished one and is not attributed."""
+        self._cut = cut
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
@@ -131,7 +135,8 @@ class CitationStream:
         sentence = self._raw[self._sentence_start : end]
         start, self._sentence_start = self._sentence_start, end
         cited, self._sentence_cited = self._sentence_cited, False
-        if self._support is None or cited or self._in_code(end):
+        unfinished = self._cut and not self._raw[end:].strip() and not _TERMINATED.search(sentence)
+        if self._support is None or cited or unfinished or self._in_code(end):
             return ""
         number = self._support.best(_MARKER.sub("", sentence))
         if number is None:

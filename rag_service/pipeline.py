@@ -247,7 +247,7 @@ class Pipeline:
                 if chunk.finish_reason is not None:
                     progress.end_choice(choice, chunk)
                     _raise_if_failed(chunk)
-                    text += cited.finish()
+                    text += cited.finish(cut=chunk.finish_reason == "length")
                 if self._settings.telemetry.keep_text:
                     progress.text[choice] = progress.text.get(choice, "") + text
                 if text or chunk.token_ids:

@@ -33,11 +33,18 @@ _EXPOSED = [
 ]
 
 
-def create_app(settings: Settings, backends: Backends, tokenizer: ChatTokenizer | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    backends: Backends,
+    tokenizer: ChatTokenizer | None = None,
+    *,
+    tell_request_id: bool = True,
+) -> FastAPI:
     """The ASGI application of one gateway replica.
 
-    ``tokenizer`` None: the target's, from the model cache. Raises ``ConfigError`` when a public address would
-    be served without keys.
+    ``tokenizer`` None: the target's, from the model cache. ``tell_request_id`` False: whoever serves the
+    application adds the ``x-request-id`` header itself, as Ray Serve does. Raises ``ConfigError`` when a
+    public address would be served without keys.
     """
     check_exposure(settings)
     if tokenizer is None:
@@ -64,11 +71,11 @@ def create_app(settings: Settings, backends: Backends, tokenizer: ChatTokenizer 
     install_handlers(app)
     for noun in (chat, search, documents, models, reports, health, pages):
         app.include_router(noun.router)
-    _wrap(app, settings)
+    _wrap(app, settings, tell_request_id)
     return app
 
 
-def _wrap(app: FastAPI, settings: Settings) -> None:
+def _wrap(app: FastAPI, settings: Settings, tell_request_id: bool) -> None:
     service = settings.service
     if service.cors_origins:
         app.add_middleware(
@@ -83,4 +90,5 @@ def _wrap(app: FastAPI, settings: Settings) -> None:
         max_body_bytes=service.max_body_bytes,
         max_upload_bytes=service.max_upload_bytes,
         origins=service.cors_origins,
+        tell_request_id=tell_request_id,
     )

@@ -24,12 +24,18 @@ class Envelope:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int, origins: Iterable[str] = ()
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        max_upload_bytes: int,
+        origins: Iterable[str] = (),
+        tell_request_id: bool = True,
     ) -> None:
         self._app = app
         self._max_body = max_body_bytes
         self._max_upload = max_upload_bytes
         self._origins = frozenset(origins)
+        self._tell_request_id = tell_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,6 +43,8 @@ class Envelope:
             return
         headers = Headers(scope=scope)
         extra = _identify(scope, headers)
+        if not self._tell_request_id:
+            del extra["x-request-id"]
         started = False
 
         async def with_headers(message: Message) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from rag_service.api.face import face_of
-from rag_service.api.replies import Alive, Ready
+from rag_service.api.replies import ERRORS, Alive, Ready
 
 router = APIRouter(tags=["health"])
 READY_SECONDS = 6.0
@@ -18,6 +19,15 @@ READY_SECONDS = 6.0
 async def alive() -> Response:
     """The process answers; nothing more is said."""
     return JSONResponse({"status": "alive"})
+
+
+@router.get("/v1/status", response_model=dict[str, Any], responses=ERRORS)
+async def status(request: Request) -> Response:
+    """What this gateway and the target are doing: requests at work, queue, key-value cache, breakers."""
+    face = face_of(request)
+    face.principal(request, "analyst")
+    gateway = {"num_in_flight": face.gate.num_in_flight, "retry_after_seconds": face.gate.wait_seconds()}
+    return JSONResponse({"gateway": gateway, "generator": await face.backends.generator.status()})
 
 
 @router.get("/readyz", response_model=Ready, responses={503: {"model": Ready}})

@@ -64,6 +64,16 @@ def test_unaltered_text_is_annotated_by_sentence() -> None:
     assert cited == [(1, "It opens at nine on weekdays.", "attributed"), (2, "[2]", "model")]
 
 
+def test_a_sentence_cut_off_by_the_length_limit_is_not_attributed() -> None:
+    for text, out in (
+        ("It opens at nine on weekdays. Members may borrow six", " [1] Members may borrow six"),
+        ("It opens at nine on weekdays.", " [1]"),
+    ):
+        stream = CitationStream(SOURCES)
+        given_out = stream.feed(text) + stream.finish(cut=True)
+        assert given_out == "It opens at nine on weekdays." + out
+
+
 def test_modes() -> None:
     text = "It opens at nine on weekdays. Six books [2][9]."
     assert _run(text, mode="model")[0] == "It opens at nine on weekdays. Six books [2]."

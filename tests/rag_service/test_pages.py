@@ -73,6 +73,14 @@ async def test_ready_names_what_is_not(client: httpx.AsyncClient, fakes: Fakes) 
     assert (await client.get("/healthz")).json() == {"status": "alive"}
 
 
+async def test_status(client: httpx.AsyncClient) -> None:
+    status = (await client.get("/v1/status")).json()
+    assert status == {
+        "gateway": {"num_in_flight": 0, "retry_after_seconds": 1.0},
+        "generator": {"target": "fake"},
+    }
+
+
 async def test_ready_survives_a_check_that_fails(client: httpx.AsyncClient, fakes: Fakes) -> None:
     async def broken() -> dict[str, str]:
         raise RuntimeError("secret")
