@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.refusal import Refusal
-from deployments.worker import Worker
+from deployments.worker import Worker, busy
 from rag_service.config import Settings
 from rag_service.record import RequestRecord
 from rag_service.recorder import Recorder
@@ -43,6 +43,10 @@ class RecorderReplica:
 
     async def ready(self) -> dict[str, str]:
         return self._recorder.ready()
+
+    async def status(self) -> dict[str, Any]:
+        """Process id and load, as plain JSON."""
+        return busy(self._records)
 
     def check_health(self) -> None:
         """Called by Serve; raising has the replica replaced."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from deployments.batcher import Batcher
-from deployments.worker import Worker
+from deployments.worker import Worker, busy
 from rag_service.config import Settings
 from retrieval.reranker import load_reranker
 from retrieval.types import Passage, Reranker, ScoredPassage
@@ -45,6 +45,14 @@ class RerankerReplica:
 
     async def ready(self) -> dict[str, str]:
         return {}
+
+    async def status(self) -> dict[str, Any]:
+        """Process id and load, as plain JSON."""
+        return {
+            **busy(self._worker),
+            "num_batches": self._batcher.num_batches,
+            "num_items": self._batcher.num_items,
+        }
 
     def check_health(self) -> None:
         """Called by Serve; raising has the replica replaced."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from deployments.worker import Worker
+from deployments.worker import Worker, busy
 from rag_service.config import Settings
 from retrieval.service import RetrievalService
 from retrieval.types import Document, DocumentInfo, JobStatus, Passage, SearchRequest, SearchResult
@@ -54,6 +55,10 @@ class RetrieverReplica:
 
     async def ready(self) -> dict[str, str]:
         return await self._searches.run(self._service.ready)
+
+    async def status(self) -> dict[str, Any]:
+        """Process id and load, as plain JSON."""
+        return {**busy(self._searches), "num_management": self._management.num_waiting}
 
     def check_health(self) -> None:
         """Called by Serve; raising has the replica replaced."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,3 +77,8 @@ class Worker:
     def close(self) -> None:
         """Drop calls that have not begun and let the thread end; does not wait."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def busy(worker: Worker) -> dict[str, Any]:
+    """What a replica's status says of its worker: process, calls not finished, seconds in the oldest one."""
+    return {"pid": os.getpid(), "num_waiting": worker.num_waiting, "busy_seconds": worker.busy_seconds}

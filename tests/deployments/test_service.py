@@ -1,0 +1,231 @@
+"""The whole service on real Ray with the real models, asked by the stock ``openai`` client.
+
+The draft is the target's own model: it agrees nearly always, so speculation is surely at work, and no
+distilled draft is needed. What is tested does not depend on how good a draft is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from ray import serve
+
+from deployments.app import RunningService, run
+from rag_service.config import Settings, cache_folder
+
+MODEL = "smollm2-135m-instruct"
+QUESTION = "Why did the revenue of Corvane rise?"
+DOCUMENT = {
+    "id": "corvane",
+    "domain": "finance",
+    "title": "Corvane annual report",
+    "text": (
+        "The revenue of Corvane rose by twelve percent to 840 million because the pump division sold more "
+        "pumps to water utilities in the north. Costs rose by five percent because steel became dearer. "
+        "The board proposes a dividend of two euros per share, payable in June."
+    ),
+}
+SETTINGS: dict[str, Any] = {
+    "service.port": 0,
+    "draft.draft": {"model": MODEL},
+    "engine.speculation.mode": "synchronous",
+    "engine.speculation.passages": False,
+    "engine.speculation.num_draft_tokens": 3,
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all((cache_folder() / "models" / name).exists() for name in (MODEL, "all-minilm-l6-v2")),
+        reason="the packaged models are not in the cache (rag-service models fetch)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def service(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    folder = tmp_path_factory.mktemp("data")
+    settings = Settings.load(None, {**SETTINGS, "data_folder": str(folder)})
+    with run(settings, ready_seconds=400) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(service: RunningService) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=120, trust_env=False) as client:
+        job = client.post("/v1/documents", json={"documents": [DOCUMENT]}).json()
+        wait(lambda: client.get(f"/v1/jobs/{job['id']}").json()["state"] == "succeeded")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(service: RunningService, http: httpx.Client) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        yield client
+
+
+def wait(condition: Callable[[], bool], seconds: float = 180.0) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at, "it did not happen"
+        time.sleep(0.1)
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 48,
+        "extra_body": {"rag": {"domain": "finance"}},
+        **fields,
+    }
+
+
+def replica(deployment: str) -> dict[str, Any]:
+    status: dict[str, Any] = (
+        serve.get_deployment_handle(deployment, "rag").status.remote().result(timeout_s=60)
+    )
+    return status
+
+
+def streamed(
+    client: openai.OpenAI, after: int = 0, action: Callable[[], None] | None = None
+) -> tuple[str, Any]:
+    """The text of a streamed answer and its last chunk's extras; ``action`` is done after so many pieces."""
+    pieces: list[str] = []
+    extras: dict[str, Any] = {}
+    for chunk in client.chat.completions.create(
+        **asked(), stream=True, stream_options={"include_usage": True}
+    ):
+        extras |= chunk.model_extra or {}
+        for choice in chunk.choices:
+            if choice.delta.content:
+                pieces.append(choice.delta.content)
+                if len(pieces) == after and action is not None:
+                    action()
+    return "".join(pieces), extras
+
+
+def test_the_openai_client_gets_a_cited_answer_with_figures(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**asked())
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+    extras = answer.model_extra or {}
+    assert extras["sources"][0]["document_id"] == "corvane"
+    figures = extras["metrics"]["speculative_decoding"]
+    assert figures["num_draft_tokens"] > 0
+    assert figures["acceptance_rate"] > 0.5
+    assert extras["metrics"]["timings"]["total_seconds"] > 0
+
+
+def test_a_stream_has_its_sources_first_and_the_same_text(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(**asked()).choices[0].message.content
+    chunks = list(client.chat.completions.create(**asked(), stream=True))
+    assert chunks[0].choices == []
+    assert (chunks[0].model_extra or {})["sources"][0]["document_id"] == "corvane"
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == plain
+
+
+def test_killing_the_draft_in_mid_answer_changes_nothing_but_speed(client: openai.OpenAI) -> None:
+    before, _ = streamed(client)
+    pid = replica("Draft")["pid"]
+    after, extras = streamed(client, after=3, action=lambda: os.kill(pid, signal.SIGKILL))
+    assert after == before
+    causes = extras["metrics"]["speculative_decoding"]["rounds_by_cause"]
+    assert any(cause.startswith("no_proposal") for cause in causes), causes
+
+    def drafts_again() -> bool:
+        figures = (client.chat.completions.create(**asked()).model_extra or {})["metrics"]
+        return bool(figures["speculative_decoding"]["num_draft_tokens"])
+
+    wait(drafts_again)
+    assert replica("Draft")["pid"] != pid
+
+
+def test_a_client_that_leaves_stops_the_target(client: openai.OpenAI) -> None:
+    with client.chat.completions.create(**asked(max_tokens=2000), stream=True) as stream:
+        for number, _ in enumerate(stream):
+            if number == 3:
+                break
+    wait(lambda: replica("Target")["running"] == 0, 30)
+
+
+def test_several_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> None:
+    alone = client.chat.completions.create(**asked()).choices[0].message.content
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(client.chat.completions.create, **asked()) for _ in range(4)]
+        together = [future.result().choices[0].message.content for future in futures]
+    assert together == [alone] * 4
+
+
+def test_alpha_and_p95_are_in_the_metrics_and_the_report(client: openai.OpenAI, http: httpx.Client) -> None:
+    client.chat.completions.create(**asked())
+
+    def finance() -> dict[str, Any]:
+        domains: dict[str, Any] = http.get("/v1/acceptance", params={"domain": "finance"}).json()["domains"]
+        return domains["finance"]
+
+    wait(lambda: finance()["num_requests"] >= 2, 30)
+    figures = finance()
+    assert 0.5 < figures["acceptance_rate"] <= 1.0
+    assert figures["latency_seconds"]["p95"] > 0
+    metrics = http.get("/metrics").text
+    alpha = re.search(r'^rag_acceptance_rate\{domain="finance"\} (\S+)$', metrics, re.MULTILINE)
+    assert alpha is not None
+    assert 0.5 < float(alpha.group(1)) <= 1.0
+    assert 'rag_request_seconds_bucket{domain="finance",le="' in metrics
+    assert 'rag_spec_accepted_tokens_total{domain="finance",drafter="model"}' in metrics
+    assert re.search(r"^rag_draft_breaker_open\{replica=", metrics, re.MULTILINE)
+
+
+def test_an_unstarted_request_outlives_its_target(client: openai.OpenAI) -> None:
+    before = client.chat.completions.create(**asked()).choices[0].message.content
+    os.kill(replica("Target")["pid"], signal.SIGKILL)
+    assert client.chat.completions.create(**asked()).choices[0].message.content == before
+
+
+def test_a_stream_cut_by_its_targets_death_ends_with_a_typed_error(client: openai.OpenAI) -> None:
+    pid = replica("Target")["pid"]
+    with pytest.raises(openai.APIError) as lost:
+        streamed(client, after=2, action=lambda: os.kill(pid, signal.SIGKILL))
+    assert lost.value.code == "replica_lost"
+    wait(lambda: bool(client.models.list().data), 10)
+    assert client.chat.completions.create(**asked()).choices[0].message.content
+
+
+@pytest.mark.parametrize("name", ["Reranker", "Retriever"])
+def test_searches_outlive_a_killed_replica(http: httpx.Client, name: str) -> None:
+    body = {"query": QUESTION, "domain": "finance"}
+    first = http.post("/v1/search", json=body).json()["data"]
+    assert first
+    os.kill(replica(name)["pid"], signal.SIGKILL)
+    assert http.post("/v1/search", json=body).json()["data"] == first
+
+
+def test_answers_outlive_a_killed_recorder_and_their_records_too(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
+    def num_requests() -> int:
+        return int(
+            http.get("/v1/acceptance", params={"domain": "finance"}).json()["domains"]["finance"][
+                "num_requests"
+            ]
+        )
+
+    client.chat.completions.create(**asked())
+    before = num_requests()
+    os.kill(replica("Recorder")["pid"], signal.SIGKILL)
+    client.chat.completions.create(**asked())
+    wait(lambda: num_requests() == before + 1)
