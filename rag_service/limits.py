@@ -28,26 +28,32 @@ class Gate:
     """A bounded number of requests at work. Beyond it the answer is 429 at once, with a time to come back.
 
     That time comes from the measured rate at which requests end, counting those already sent away: the tenth
-    to be refused is told to wait ten times as long as the first.
+    to be refused is told to wait ten times as long as the first. A request that by this rate would not be done
+    within ``deadline_seconds`` is refused too: work that ends too late is capacity lost to those in time.
     """
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, deadline_seconds: float = math.inf) -> None:
         self._max = max_in_flight
+        self._deadline_seconds = deadline_seconds
         self._ends: deque[float] = deque(maxlen=64)
+        self._busy_seconds = 0.0
+        self._seen = time.monotonic()
         self._refused = 0.0
         self.num_in_flight = 0
 
     def enter(self) -> None:
         """Take a place. Raises ``ApiError`` 429 when there is none."""
-        if self.num_in_flight >= self._max:
+        rate = self._rate()
+        late = rate is not None and (self.num_in_flight + 1) / rate > self._deadline_seconds
+        if self.num_in_flight >= self._max or (late and self.num_in_flight > 0):
             raise self.refusal(f"The service is at work on {self.num_in_flight} requests; try again later.")
         self.num_in_flight += 1
 
     def leave(self) -> None:
         """Give the place back."""
+        self._ends.append(self._busy())
         self.num_in_flight -= 1
         self._refused = max(0.0, self._refused - 1.0)
-        self._ends.append(time.monotonic())
 
     def refusal(self, message: str) -> ApiError:
         """The 429 for a request that nothing here has room for, from whichever queue is full."""
@@ -59,14 +65,22 @@ class Gate:
         rate = self._rate()
         return 1.0 if rate is None else min(max(self._refused, 1.0) / rate, 120.0)
 
-    def _rate(self) -> float | None:
-        """Requests ended a second, over those of the last minute; None when too few ended to tell."""
+    def _busy(self) -> float:
+        """A clock that runs only while there is work: an idle night must not look like a slow service."""
         now = time.monotonic()
+        if self.num_in_flight > 0:
+            self._busy_seconds += now - self._seen
+        self._seen = now
+        return self._busy_seconds
+
+    def _rate(self) -> float | None:
+        """Requests ended a busy second, over the last minute of them; None when too few ended to tell."""
+        now = self._busy()
         while self._ends and now - self._ends[0] > 60.0:
             self._ends.popleft()
         if len(self._ends) < 2 or now <= self._ends[0]:
             return None
-        return len(self._ends) / (now - self._ends[0])
+        return (len(self._ends) - 1) / (now - self._ends[0])
 
 
 class RateLimiter:

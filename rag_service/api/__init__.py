@@ -66,7 +66,7 @@ def create_app(
         tokenizer=tokenizer,
         gatekeeper=Gatekeeper(settings),
         limiter=RateLimiter(settings.limits),
-        gate=Gate(settings.limits.max_in_flight),
+        gate=Gate(settings.limits.max_in_flight, settings.service.request_deadline_seconds),
     )
     install_handlers(app)
     for noun in (chat, search, documents, models, reports, health, pages):

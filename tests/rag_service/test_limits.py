@@ -71,12 +71,29 @@ def test_the_gate_is_bounded_and_tells_when_to_come_back(monkeypatch: pytest.Mon
         with pytest.raises(ApiError) as refused:
             gate.enter()
         waits.append(int(refused.value.headers["retry-after-ms"]) / 1000)
-    # 10 ends in 4.5 s: one place frees every .45 s, and each refused caller stands behind the one before.
-    assert waits == pytest.approx([0.45, 0.9, 1.35, 1.8], abs=0.01)
+    # A place frees every half second, and each refused caller stands behind the one before.
+    assert waits == pytest.approx([0.5, 1.0, 1.5, 2.0], abs=0.01)
     assert refused.value.headers["Retry-After"] == "2"
     assert refused.value.body["error"]["code"] == "overloaded"
     gate.leave()
     gate.enter()
+
+
+def test_a_request_that_would_be_late_is_refused_unless_nothing_is_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("rag_service.limits.time.monotonic", lambda: now[0])
+    gate = Gate(100, deadline_seconds=10.0)
+    for _ in range(5):
+        gate.enter()
+        now[0] += 4.0  # four seconds each: of three at a time the third would take twelve
+        gate.leave()
+        now[0] += 500.0  # idle time says nothing
+    gate.enter()
+    gate.enter()
+    with pytest.raises(ApiError, match="at work on 2 requests"):
+        gate.enter()
 
 
 def test_a_gate_that_knows_nothing_says_a_second() -> None:
