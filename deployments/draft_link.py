@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.breaker import Breakers
@@ -25,6 +27,7 @@ from generation.drafters.link import Key, ReplyBox
 from generation.types import DraftReply, DraftRequest
 from generation.wire import Garbled, decode_replies, encode_requests, usable
 
+logger = logging.getLogger(__name__)
 SURVEY_SECONDS = 2.0
 REPLY_SECONDS = 5.0
 """After this a message counts as lost; the engine stopped waiting long before."""
@@ -114,8 +117,12 @@ class ServeDraftLink:
     async def survey(self) -> None:
         """Learn every few seconds which draft replicas there are, and keep one lane for each."""
         while True:
-            with contextlib.suppress(Exception):
+            try:
                 await self._count_replicas()
+            except DeploymentUnavailableError:
+                self._num_replicas = 0
+            except Exception:  # a slow survey says nothing: the lanes' breakers judge meanwhile
+                logger.debug("the draft could not be surveyed", exc_info=True)
             await asyncio.sleep(SURVEY_SECONDS)
 
     async def _count_replicas(self) -> None:

@@ -32,9 +32,17 @@ def save_tiny_model(folder: Path) -> None:
     """A two-layer Llama with random weights and a word-level tokenizer ``t0 .. t255``."""
     torch.manual_seed(5)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, eos_token_id=0, bos_token_id=1, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=0,
+        bos_token_id=1,
+        tie_word_embeddings=True,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t2"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
