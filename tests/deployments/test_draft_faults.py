@@ -63,9 +63,7 @@ class Service:
             return []  # the last one killed has no successor yet
         return [status["pid"] for status in found if isinstance(status, dict)]
 
-    async def ask(
-        self, number: int, mode: str | None = None, num_tokens: int = NUM_TOKENS
-    ) -> list[GenerationChunk]:
+    async def ask(self, number: int, mode: str | None = None) -> list[GenerationChunk]:
         self._count += 1
         prompt = tuple(3 + (number * 7 + i * i) % 200 for i in range(12 + number % 5))
         sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
