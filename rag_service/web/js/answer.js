@@ -133,7 +133,7 @@ export class Answer {
   }
 
   note(text) {
-    this.end.append(element("p", { class: "notice" }, text));
+    this.end.append(element("p", { class: "note" }, text));
   }
 
   /** The answer without its markers, as a turn of the history: their numbers mean nothing later. */

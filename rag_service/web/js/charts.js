@@ -1,7 +1,7 @@
 // The charts of the acceptance report. Each says what it shows, on how many requests, and its figures.
 
 import { capital, count, counted, decimal, seconds } from "./format.js";
-import { axis, clock, colours, layout, points, timeAxis } from "./plot.js";
+import { axis, bands, clock, colours, layout, points, timeAxis } from "./plot.js";
 import { drafterName } from "./strip.js";
 
 const CAUSES = {
@@ -24,10 +24,10 @@ const nothingHere = (title, meaning, stands) => ({ title, meaning, stands, nothi
 
 /** α of one domain over time: line, band of its interval, baseline. */
 export function rateOverTime(name, figures, series) {
-  const title = name === "all" ? "All domains" : name;
+  const title = name === "all" ? "All domains" : capital(name);
   const told = figures.num_tested_requests;
   const rated = series.buckets.filter((bucket) => bucket.acceptance_rate !== null);
-  const meaning = figures.lossy ? "Decoded by a lossy rule, which gives no α" : `α ${decimal(figures.acceptance_rate)}${span(figures.interval)}`;
+  const meaning = figures.lossy ? "Decoded by a lossy rule, which gives no α" : `α ${decimal(figures.acceptance_rate)}${span(figures.interval)}${dashed(figures.baseline)}`;
   if (!rated.length) return nothingHere(title, meaning, requests(told));
   return {
     title, meaning,
@@ -37,7 +37,7 @@ export function rateOverTime(name, figures, series) {
     data: () => rateTraces(rated, series.width, figures.baseline),
     layout: () => layout({
       xaxis: timeAxis(series), yaxis: axis({ range: [0, 1.02], dtick: 0.25, tickformat: ".2f" }),
-      shapes: baseline(figures.baseline), annotations: baselineName(figures.baseline),
+      shapes: baseline(figures.baseline),
     }),
     table: {
       head: ["From", "α", "Low", "High", "Requests"],
@@ -50,22 +50,15 @@ function rateTraces(rated, width) {
   const { accent, tint } = colours();
   const line = points(rated, width, (bucket) => bucket.acceptance_rate);
   const few = rated.length <= FEW;
-  const bound = (index) => line.bucket.map((bucket) => (bucket ? bucket.interval?.[index] ?? bucket.acceptance_rate : null));
-  const band = (index, fill) => ({ x: line.x, y: bound(index), mode: "lines", line: { width: 0 }, hoverinfo: "skip", fill, fillcolor: tint });
   const main = {
     x: line.x, y: line.y, mode: "lines+markers", line: { color: accent, width: 2 }, marker: { color: accent, size: few ? 7 : 4.5 },
     text: line.bucket.map((bucket) => (bucket ? `${decimal(bucket.acceptance_rate)}${span(bucket.interval)}<br>${counted(bucket.num_tested_requests, "request")}` : "")),
     hovertemplate: "%{text}<extra>%{x}</extra>",
   };
-  if (few) {
-    const [low, high] = [bound(0), bound(1)];
-    main.error_y = {
-      type: "data", symmetric: false, color: accent, thickness: 1.5, width: 4,
-      array: line.y.map((y, i) => high[i] - y), arrayminus: line.y.map((y, i) => y - low[i]),
-    };
-    return [main];
-  }
-  return [band(0, "none"), band(1, "tonexty"), main];
+  if (!few) return [...bands(line, tint), main];
+  const reach = (index) => line.bucket.map((bucket) => (bucket?.interval ? Math.abs(bucket.interval[index] - bucket.acceptance_rate) : 0));
+  main.error_y = { type: "data", symmetric: false, color: accent, thickness: 1.5, width: 4, array: reach(1), arrayminus: reach(0) };
+  return [main];
 }
 
 function baseline(value) {
@@ -73,12 +66,8 @@ function baseline(value) {
   return [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: colours().muted, width: 1, dash: "dash" } }];
 }
 
-function baselineName(value) {
-  if (value === null || value === undefined) return [];
-  return [{
-    xref: "paper", x: 0, xanchor: "left", y: value, yanchor: value > 0.85 ? "top" : "bottom", showarrow: false,
-    text: `baseline ${decimal(value)}`, font: { size: 11, color: colours().muted },
-  }];
+function dashed(value) {
+  return value === null || value === undefined ? "" : `; baseline ${decimal(value)}, dashed`;
 }
 
 function span(interval) {
@@ -125,15 +114,20 @@ export function speedOverTime(figures, series) {
 export function volume(figures, series) {
   return {
     title: "Request volume", stands: requests(figures.num_requests),
-    meaning: `Requests in ${Math.round(series.width / 60)} minutes each`,
+    meaning: `Each bar is ${spanOf(series.width)}`,
     label: `Request volume over time: ${counted(figures.num_requests, "request")} in all.`,
     data: () => [{
       type: "bar", x: series.buckets.map((b) => clock(b.start + series.width / 2)), y: series.buckets.map((b) => b.num_requests),
       width: series.width * 800, marker: { color: colours().accent }, hovertemplate: "%{y} requests<extra>%{x}</extra>",
     }],
-    layout: () => layout({ xaxis: timeAxis(series), yaxis: axis({ rangemode: "tozero", nticks: 5, tickformat: "d" }) }),
+    layout: () => layout({ xaxis: timeAxis(series), yaxis: axis({ rangemode: "tozero", tickformat: "d", ...(Math.max(...series.buckets.map((b) => b.num_requests)) < 6 ? { dtick: 1 } : { nticks: 5 }) }) }),
     table: { head: ["From", "Requests"], rows: series.buckets.map((b) => [when(b), count(b.num_requests)]) },
   };
+}
+
+function spanOf(width) {
+  if (width < 3600) return counted(width / 60, "minute");
+  return width < 86_400 ? counted(width / 3600, "hour") : counted(width / 86_400, "day");
 }
 
 function bars({ title, meaning, stands, x, y, text, unit, range, tickformat, table }) {
@@ -194,12 +188,12 @@ export function byCause(figures) {
     title, meaning, stands,
     label: `${title}: ${[...entries].reverse().map(([cause, value]) => `${name(cause)}, ${count(value)}`).join("; ")}.`,
     data: () => [{
-      type: "bar", orientation: "h", y: entries.map(([cause]) => name(cause)), x: entries.map(([, value]) => value),
+      type: "bar", orientation: "h", width: 0.5, y: entries.map(([cause]) => name(cause)), x: entries.map(([, value]) => value),
       text: entries.map(([, value]) => `${Math.round((100 * value) / all)}%`), textposition: "outside", cliponaxis: false,
       textfont: { color: colours().muted, size: 11 }, marker: { color: colours().accent },
       hovertemplate: "%{x} rounds<extra></extra>",
     }],
-    layout: () => layout({ xaxis: axis({ nticks: 4, range: [0, 1.14 * entries.at(-1)[1]] }), yaxis: axis({ showgrid: false }) }),
+    layout: () => layout({ xaxis: axis({ nticks: 4, tickformat: ",d", range: [0, 1.14 * entries.at(-1)[1]] }), yaxis: axis({ showgrid: false, ticklabelstandoff: 8 }) }),
     table: { head: ["Cause", "Rounds", "Share"], rows: [...entries].reverse().map(([cause, value]) => [name(cause), count(value), `${((100 * value) / all).toFixed(1)}%`]) },
   };
 }
@@ -260,7 +254,7 @@ export function stages(figures) {
       xaxis: axis({
         type: "log", tickvals: [0.0001, 0.001, 0.01, 0.1, 1, 10, 100], ticktext: ["0.1 ms", "1 ms", "10 ms", "0.1 s", "1 s", "10 s", "100 s"],
       }),
-      yaxis: axis({ showgrid: false }), showlegend: true, margin: { l: 36, r: 12, t: 28, b: 28 },
+      yaxis: axis({ showgrid: false, ticklabelstandoff: 8 }), showlegend: true, margin: { l: 36, r: 12, t: 28, b: 28 },
     }),
     table: { head: ["Stage", "P50", "P95", "P99"], rows: [...rows].reverse().map(([name, values]) => [name, ...PERCENTILES.map((p) => seconds(values[p]))]) },
   };
@@ -274,7 +268,7 @@ function compared({ title, meaning, entries, total }) {
   const bound = (figures, index) => figures.interval?.[index] ?? figures.acceptance_rate;
   const name = (entry) => `${entry.name} (${count(entry.figures.num_requests)})`;
   return {
-    title, meaning, stands: `${requests(total)}; in brackets, each one’s`,
+    title, meaning, stands: requests(total),
     label: `${title}: ${[...rows].reverse().map((e) => `${e.name} ${decimal(e.figures.acceptance_rate)}${span(e.figures.interval)}`).join("; ")}.`,
     data: () => {
       const { accent, tint } = colours();
@@ -298,14 +292,14 @@ function compared({ title, meaning, entries, total }) {
 
 export function drafts(figures) {
   return compared({
-    title: "Drafts compared", meaning: "α of each draft that was in use, with its interval", total: figures.num_tested_requests,
+    title: "Drafts compared", meaning: "α with its interval; in brackets, requests", total: figures.num_tested_requests,
     entries: (figures.groups ?? []).map((group) => ({ name: group.draft || "no draft", figures: group })),
   });
 }
 
 export function drafters(figures) {
   return compared({
-    title: "Kinds of drafter", meaning: "α of what each kind proposed", total: figures.num_tested_requests,
+    title: "Kinds of drafter", meaning: "α of what each kind proposed; in brackets, requests", total: figures.num_tested_requests,
     entries: Object.entries(figures.drafters ?? {}).map(([kind, own]) => ({ name: drafterName(kind), figures: own })),
   });
 }

@@ -10,6 +10,8 @@ import { clock } from "./plot.js";
 
 const REFRESH_MILLISECONDS = 60_000;
 const ALL = "all";
+const REQUESTS_A_STEP = 8;
+const STEPS = [[60, "1m"], [300, "5m"], [900, "15m"], [3600, "1h"], [10_800, "3h"], [21_600, "6h"], [43_200, "12h"], [86_400, "1d"], [604_800, "7d"]];
 
 let asked = 0;
 let shown = null;
@@ -18,13 +20,25 @@ function wanted() {
   return { window: document.querySelector("input[name=window]:checked").value, domain: byId("domain").value };
 }
 
-function query(format = null) {
-  const { window: span, domain } = wanted();
-  const values = new URLSearchParams({ window: span, group_by: "draft" });
-  if (domain) values.set("domain", domain);
-  if (format) values.set("format", format);
-  else values.set("bucket", "auto");
-  return `/v1/acceptance?${values}`;
+function query(values) {
+  return `/v1/acceptance?${new URLSearchParams({ window: wanted().window, group_by: "draft", ...values })}`;
+}
+
+/** Steps of the time series: as fine as the requests allow, since a rate of two requests says nothing. */
+function bucket(report) {
+  const { domain } = wanted();
+  const counts = Object.entries(report.domains).filter(([name]) => (domain ? name === domain : name !== ALL))
+    .map(([, figures]) => figures.num_requests).sort((a, b) => a - b);
+  const typical = counts[Math.floor(counts.length / 2)] ?? 0;
+  const steps = Math.min(60, Math.max(4, typical / REQUESTS_A_STEP));
+  const width = (report.until - report.since) / steps;
+  return (STEPS.find(([seconds]) => seconds >= width) ?? STEPS.at(-1))[1];
+}
+
+/** The report with its time series; the first look is at how much there is. */
+async function read() {
+  const report = await json(query({}));
+  return Object.keys(report.domains).length ? json(query({ bucket: bucket(report) })) : report;
 }
 
 /** Ask for the report and show it; a newer question makes an older answer void. */
@@ -33,7 +47,7 @@ async function load(loud = true) {
   const mine = asked;
   byId("report").setAttribute("aria-busy", String(loud));
   try {
-    const report = await withKey(() => json(query()));
+    const report = await withKey(read);
     if (mine !== asked) return;
     byId("trouble").hidden = true;
     show(report);
@@ -65,7 +79,7 @@ function show(report) {
   const names = Object.keys(report.domains).filter((domain) => domain !== ALL);
   const rated = names.length > 1 && name === ALL ? names : [name];
   byId("rates").className = `grid ${rated.length > 1 ? "small" : "single"}`;
-  fill("rates", rated.map((domain) => charts.rateOverTime(domain, report.domains[domain], { ...seriesOf(report, domain), buckets: seriesOf(report, domain).buckets })));
+  fill("rates", rated.map((domain) => charts.rateOverTime(domain, report.domains[domain], seriesOf(report, domain))));
   fill("speculation", [charts.lengthOverTime(figures, series), charts.histogram(figures), charts.byPosition(figures),
     charts.byCause(figures), charts.drafts(figures), charts.drafters(figures)]);
   fill("latency", [charts.latencyOverTime(figures, series), charts.stages(figures), charts.speedOverTime(figures, series), charts.volume(figures, series)]);
@@ -108,7 +122,8 @@ function domainTable(report) {
       decimal(figures.accepted_over_drafted), seconds(latency?.p50), seconds(latency?.p95), seconds(latency?.p99), decimal(figures.tokens_per_second, 1)];
     const title = name === ALL ? "All domains" : capital(name);
     const pick = element("button", { type: "button", class: "link", "aria-label": `Show ${title}`, onclick: () => choose(name === ALL ? "" : name) }, title);
-    return element("tr", { class: name === ALL ? "total" : null }, element("th", { scope: "row" }, pick),
+    const current = name === (wanted().domain || ALL);
+    return element("tr", { class: name === ALL ? "total" : null, "aria-current": current ? "true" : null }, element("th", { scope: "row" }, pick),
       ...cells.map((cell, index) => element("td", { class: index === 2 ? "range" : null }, cell)));
   });
   byId("domains").replaceChildren(
@@ -140,8 +155,8 @@ function changed() {
 
 async function download(format) {
   try {
-    const response = await withKey(() => call(query(format)));
     const { window: span, domain } = wanted();
+    const response = await withKey(() => call(query(domain ? { format, domain } : { format })));
     const address = URL.createObjectURL(await response.blob());
     element("a", { href: address, download: `acceptance-${domain || ALL}-${span}.${format}` }).click();
     setTimeout(() => URL.revokeObjectURL(address), 1000);

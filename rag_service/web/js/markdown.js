@@ -11,7 +11,8 @@ const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)/;
-const DASHES = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DASHES = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*(\[\d{1,3}\]\s*)*$/;
+const MARKERS = /^(\[\d{1,3}\]\s*)+$/;
 const MAX_DEPTH = 8;
 
 /**
@@ -151,9 +152,20 @@ function item(rows, i, marker) {
 function table(rows, i) {
   let end = i + 2;
   while (end < rows.length && rows[end].s.includes("|") && rows[end].s.trim()) end += 1;
-  const head = cells(rows[i]);
-  const body = rows.slice(i + 2, end).map(cells);
+  const width = cells(rows[i + 1]).filter((cell) => !MARKERS.test(cell.s)).length;
+  const [head, ...body] = [rows[i], ...rows.slice(i + 2, end)].map((line) => row(line, width));
   return [{ type: "table", head, body }, end];
+}
+
+/** The cells of a line; a marker of a source behind its last bar goes into the last cell. */
+function row(line, width) {
+  const found = cells(line);
+  if (found.length === width + 1 && MARKERS.test(found.at(-1).s)) {
+    const marker = found.pop();
+    const last = found.at(-1);
+    found[found.length - 1] = { ...last, s: `${last.s} ${marker.s}`, at: [...last.at, marker.at[0] - 1, ...marker.at] };
+  }
+  return found;
 }
 
 function cells(line) {
@@ -203,9 +215,9 @@ function listNode(block, context) {
 }
 
 function tableNode(block, context) {
-  const row = (found, name) => element("tr", {}, ...found.map((cell) => (
+  const rowNode = (found, name) => element("tr", {}, ...found.map((cell) => (
     element(name, { scope: name === "th" ? "col" : null }, ...inline(cell, context)))));
-  const table = element("table", {}, element("thead", {}, row(block.head, "th")),
-    element("tbody", {}, ...block.body.map((cellsOfRow) => row(cellsOfRow, "td"))));
+  const table = element("table", {}, element("thead", {}, rowNode(block.head, "th")),
+    element("tbody", {}, ...block.body.map((cellsOfRow) => rowNode(cellsOfRow, "td"))));
   return element("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, table);
 }

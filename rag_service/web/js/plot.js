@@ -29,7 +29,7 @@ export function layout(changes = {}) {
   const { ink, muted, raised, sans, line } = colours();
   return {
     paper_bgcolor: raised, plot_bgcolor: raised, font: { family: sans, color: ink, size: 12 },
-    margin: { l: 36, r: 12, t: 8, b: 28 }, showlegend: false, bargap: 0.35, hovermode: "closest", dragmode: false,
+    margin: { l: 36, r: 12, t: 8, b: 28 }, showlegend: false, separators: ".,", bargap: 0.35, hovermode: "closest", dragmode: false,
     hoverlabel: { bgcolor: raised, bordercolor: line, font: { color: ink, size: 12, family: sans } },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: muted, size: 11 } },
     xaxis: axis({ showgrid: false }), yaxis: axis(), ...changes,
@@ -41,7 +41,25 @@ export function timeAxis({ buckets, width }) {
   const first = buckets[0].start;
   const last = buckets.at(-1).start + width;
   const spare = Math.max(width, (8 * width - (last - first)) / 2);
-  return axis({ showgrid: false, type: "date", range: [clock(first - spare), clock(last + spare)], nticks: 6, hoverformat: "%d %b %H:%M" });
+  return axis({
+    showgrid: false, type: "date", range: [clock(first - spare), clock(last + spare)], nticks: 6, hoverformat: "%d %b %H:%M",
+    tickformat: last - first + 2 * spare < 4 * 86_400 ? "%H:%M\n%-d %b" : "%-d %b", ticklabelstandoff: 6,
+  });
+}
+
+/** Areas between the bounds of an interval, one for each run of buckets that have one. */
+export function bands(line, color) {
+  const runs = [];
+  line.bucket.forEach((bucket, i) => {
+    if (!bucket?.interval) { runs.push([]); return; }
+    if (!runs.length) runs.push([]);
+    runs.at(-1).push({ x: line.x[i], low: bucket.interval[0], high: bucket.interval[1] });
+  });
+  return runs.filter((run) => run.length > 1).map((run) => ({
+    x: [...run, ...[...run].reverse()].map(({ x }) => x),
+    y: [...run.map(({ high }) => high), ...[...run].reverse().map(({ low }) => low)],
+    mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: color, hoverinfo: "skip",
+  }));
 }
 
 /** Points of a series, with a break wherever buckets are missing between two. */

@@ -64,8 +64,7 @@ async function contents(source) {
 }
 
 function passageAlone(source, reason) {
-  return [element("p", { class: "notice" }, reason), "\n", element("mark", {}, source.text)]
-    .map((node) => (typeof node === "string" ? document.createTextNode(node) : node));
+  return [element("p", { class: "notice" }, reason), document.createTextNode("\n"), ...marks(source.text)];
 }
 
 /** The document's text with the passage that was used marked. Places are code points, as the service counts. */
@@ -83,18 +82,20 @@ function documentNodes(chunks, source) {
       text.slice(Math.max(0, from - start), Math.max(0, to - start)),
       text.slice(Math.max(0, to - start)),
     ].map((part) => part.join(""));
-    return [
-      before && document.createTextNode(before),
-      marked && element("mark", {}, marked),
-      after && document.createTextNode(after),
-    ].filter(Boolean);
+    return [document.createTextNode(before), ...marks(marked), document.createTextNode(after)];
   });
+}
+
+/** The text marked, its empty lines apart: a mark on nothing is a blot. */
+function marks(text) {
+  return text.split(/(\n\s*)/).filter(Boolean)
+    .map((part) => (part.trim() ? element("mark", {}, part) : document.createTextNode(part)));
 }
 
 function byChunk(chunks, source) {
   return chunks.flatMap((chunk) => {
-    const text = chunk.chunk_id === source.chunk_id ? element("mark", {}, chunk.text) : document.createTextNode(chunk.text);
-    return [text, document.createTextNode("\n\n")];
+    const text = chunk.chunk_id === source.chunk_id ? marks(chunk.text) : [document.createTextNode(chunk.text)];
+    return [...text, document.createTextNode("\n\n")];
   });
 }
 

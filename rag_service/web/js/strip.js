@@ -67,6 +67,7 @@ function stageToggle(timings, names, stages) {
     type: "button", class: "link", "aria-expanded": "false",
     onclick: (event) => {
       stages.hidden = !stages.hidden;
+      if (!stages.hidden) stages.scrollIntoView({ block: "nearest" });
       event.currentTarget.setAttribute("aria-expanded", String(!stages.hidden));
     },
   }, "Where the time went");
