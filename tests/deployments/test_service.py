@@ -163,19 +163,22 @@ def test_a_client_that_leaves_stops_the_target(client: openai.OpenAI) -> None:
 
 
 def test_several_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> None:
-    alone = client.chat.completions.create(**asked()).choices[0].message.content
+    def text(_: int) -> str | None:
+        content: str | None = client.chat.completions.create(**asked()).choices[0].message.content
+        return content
+
+    alone = text(0)
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(client.chat.completions.create, **asked()) for _ in range(4)]
-        together = [future.result().choices[0].message.content for future in futures]
-    assert together == [alone] * 4
+        assert list(pool.map(text, range(4))) == [alone] * 4
 
 
 def test_alpha_and_p95_are_in_the_metrics_and_the_report(client: openai.OpenAI, http: httpx.Client) -> None:
     client.chat.completions.create(**asked())
 
     def finance() -> dict[str, Any]:
-        domains: dict[str, Any] = http.get("/v1/acceptance", params={"domain": "finance"}).json()["domains"]
-        return domains["finance"]
+        report = http.get("/v1/acceptance", params={"domain": "finance"}).json()
+        figures: dict[str, Any] = report["domains"]["finance"]
+        return figures
 
     wait(lambda: finance()["num_requests"] >= 2, 30)
     figures = finance()
