@@ -43,6 +43,7 @@ class TrainingConfig:
     decay_share: float = 0.3
     """The last part of the training, in which the learning rate falls to zero."""
     eval_steps: int = 50
+    log_steps: int = 10
     patience: int = 6
     """Evaluations without a better α after which training stops."""
     prompt_positions: int = 256
@@ -324,7 +325,7 @@ def _arguments(folder: Path, config: TrainingConfig) -> TrainingArguments:
         use_cpu=cpu,
         ddp_backend="gloo" if cpu and world > 1 else None,
         ddp_find_unused_parameters=False if world > 1 else None,
-        logging_steps=10,
+        logging_steps=config.log_steps,
         eval_strategy="steps",
         eval_steps=config.eval_steps,
         save_strategy="steps",

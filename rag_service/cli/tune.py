@@ -1,0 +1,167 @@
+"""``rag-service tune``: find the fastest way of speculating on one's own questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from rag_service.cli.asked import (
+    ConfigOption,
+    DocumentsOption,
+    HeldOutOption,
+    LimitOption,
+    QuestionsOption,
+    TargetOption,
+    asked_prompts,
+    bars,
+)
+from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``tune`` to the command line."""
+    app.command("tune")(tune)
+
+
+def tune(
+    target: TargetOption = None,
+    draft: Annotated[
+        list[str] | None, typer.Option("--draft", help="Candidate drafts; may be repeated.")
+    ] = None,
+    questions: QuestionsOption = None,
+    documents: DocumentsOption = None,
+    limit: LimitOption = 4,
+    held_out: HeldOutOption = False,
+    tokens: Annotated[str, typer.Option(help="Values of K, with commas.")] = "2,3,4,5",
+    modes: Annotated[
+        str, typer.Option(help="Of passages, colocated, synchronous, lookahead, auto; with commas.")
+    ] = "passages,colocated,lookahead",
+    branches: Annotated[str, typer.Option(help="Branch budgets of look-ahead, with commas.")] = "8",
+    temperatures: Annotated[str, typer.Option("--temperature", help="Temperatures, with commas.")] = "0",
+    acceptance: Annotated[
+        str, typer.Option(help="token, block, threshold, typical; with commas. The last two are lossy.")
+    ] = "token",
+    model_alone: Annotated[
+        bool, typer.Option("--model-alone", help="Also measure the draft without passages.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    write: Annotated[Path | None, typer.Option(help="Write the recommended configuration here.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the HTML report here.")] = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Sweep K, mode, branches, temperature, acceptance and drafts; recommend by the clock."""
+    from rag_service.config import Settings
+    from rag_service.pair import load_pair, with_models
+    from rag_service.tuning import as_configuration, recommend, sweep
+    from rag_service.tuning_report import render
+
+    plan = _plan(tokens, modes, branches, temperatures, acceptance, model_alone, max_tokens)
+    base = with_models(Settings.load(config), target, None)
+    drafts = list(draft or ()) or [None]
+    with bars() as watch:
+        prompts = asked_prompts(base, questions, documents, limit=limit, held_out=held_out, watch=watch)
+        named = [load_pair(with_models(base, None, one), needs_draft=False) for one in drafts]
+        models = {one.draft: path for one, path in zip(named, drafts, strict=True)}
+        results, costs = sweep({one.draft: one.pair for one in named}, prompts, plan, watch)
+    best = recommend(results)
+    values = as_configuration(best, models.get(best.draft))
+    if write is not None:
+        _write_configuration(write, values)
+        note(f"The recommended configuration is {write}.")
+    if report is not None:
+        about = f"{len(prompts)} questions, target {named[0].target}, answers of at most {max_tokens} tokens."
+        report.write_text(render(results, best, costs, about), encoding="utf-8")
+        note(f"The report is {report}.")
+    result = {
+        "results": [one.as_dict() for one in results],
+        "recommended": best.as_dict(),
+        "configuration": values,
+        "costs": {
+            name: {
+                "verify_seconds": dict(cost.verify_seconds),
+                "draft_seconds": cost.draft_seconds,
+                "context": cost.context,
+            }
+            for name, cost in costs.items()
+        },
+    }
+    emit(result, _table(results, best), as_json=as_json)
+
+
+def _plan(
+    tokens: str,
+    modes: str,
+    branches: str,
+    temperatures: str,
+    acceptance: str,
+    model_alone: bool,
+    max_tokens: int,
+) -> Any:
+    from generation.config import Mode
+    from generation.types import AcceptanceMethod
+    from rag_service.tuning import Sweep
+
+    known_modes = [mode for mode in get_args(Mode) if mode != "off"]
+    return Sweep(
+        modes=tuple(_chosen(modes, known_modes, "--modes")),
+        num_draft_tokens=tuple(int(value) for value in _numbers(tokens, "--tokens")),
+        branch_budgets=tuple(int(value) for value in _numbers(branches, "--branches")),
+        temperatures=tuple(_numbers(temperatures, "--temperature")),
+        acceptances=tuple(_chosen(acceptance, list(get_args(AcceptanceMethod)), "--acceptance")),
+        passages=(True, False) if model_alone else (True,),
+        max_tokens=max_tokens,
+    )
+
+
+def _chosen(text: str, known: list[str], option: str) -> list[Any]:
+    values = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [value for value in values if value not in known]
+    if unknown or not values:
+        shown = unknown[0] if unknown else "nothing"
+        raise CommandError(f"{option} takes {', '.join(known)}, not {shown}.", EXIT_USAGE, "usage")
+    return values
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise CommandError(
+            f"{option} takes numbers with commas, not {text!r}.", EXIT_USAGE, "usage"
+        ) from None
+    if not values or min(values) < 0:
+        raise CommandError(f"{option} takes numbers from 0 up.", EXIT_USAGE, "usage")
+    return values
+
+
+def _write_configuration(path: Path, values: dict[str, Any]) -> None:
+    """Put the recommendation into a new or an existing configuration file, leaving its other settings."""
+    import yaml
+
+    known = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    merged = _merged(known if isinstance(known, dict) else {}, values)
+    partial = path.with_suffix(".partial")
+    partial.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
+    partial.replace(path)
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in over.items():
+        below = result.get(name)
+        result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _table(results: list[Any], best: Any) -> Any:
+    from rich.table import Table
+
+    from rag_service.tuning_report import HEAD, cells
+
+    table = Table(*HEAD, title="Speculative decoding, by the clock")
+    for one in sorted(results, key=lambda result: -(result.speed_up or 0.0)):
+        table.add_row(*cells(one), style="bold green" if one is best else None)
+    return table
