@@ -169,6 +169,11 @@ class CitationStream:
         return self._raw.count("`", 0, position) % 2 == 1
 
 
+def without_markers(text: str) -> str:
+    """``text`` without the markers ``[n]`` in it."""
+    return _MARKER.sub("", text)
+
+
 class Support:
     """Which source supports a sentence: the share of its content words that the source contains."""
 

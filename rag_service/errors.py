@@ -39,6 +39,8 @@ _STATUSES = {
     "cancelled": 503,
     "draining": 503,
     "not_found": 404,
+    "empty_prompt": 400,
+    "no_token_left": 400,
     "too_large": 413,
 }
 """Codes of the neighbours' errors. Other codes that begin with ``invalid`` or ``unsupported`` are 400."""
@@ -89,6 +91,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, (GenerationError, RetrievalError)):
         code = error.code
+        if code.startswith("internal"):  # its text may hold a path or somebody's words
+            return unexpected(error)
         refused = code.startswith(("invalid", "unsupported", "unknown"))
         status = _STATUSES.get(code, 400 if refused else 500)
         return ApiError(status, str(error), code=code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -209,9 +210,8 @@ class Pipeline:
         seed = question.sampling.seed
         sampling = replace(question.sampling, seed=None if seed is None else seed + choice)
         return GenerationRequest(
-            request_id=question.request_id
-            if question.num_choices == 1
-            else f"{question.request_id}-{choice}",
+            # Of our own: two clients may send the same x-request-id at once, and the engine knows by id.
+            request_id=f"{question.request_id[:64]}-{secrets.token_hex(6)}",
             prompt_ids=prompt.token_ids,
             sampling=sampling,
             domain=progress.domain or OTHER_DOMAIN,

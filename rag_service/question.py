@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generation.types import AcceptanceMethod, SamplingParams
+from rag_service.citations import without_markers
 from rag_service.config import CitationMode, Settings
 from rag_service.errors import ApiError
 from rag_service.schemas import ChatRequest
+
+CONVERSATION_FACTOR = 4
+"""A conversation may be this many times as long as its longest message may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ def question_of(
     check_domain(body.rag.domain, settings, "rag.domain")
     for index, message in enumerate(body.messages):
         check_length(message.text, settings, f"messages.{index}.content")
+    num_chars = sum(len(message.text) for message in body.messages)
+    if num_chars > CONVERSATION_FACTOR * settings.service.max_question_chars:
+        reason = f"The messages have {num_chars} characters together, too many for any context here."
+        raise ApiError(400, reason, param="messages", code="too_long")
     num_choices = body.n or 1
     if num_choices > settings.service.max_choices:
         raise ApiError(
@@ -63,6 +71,7 @@ def question_of(
     system, history, text = _turns(body)
     retrieve = body.rag.enabled
     if retrieve:
+        history = tuple(_unmarked(turn) for turn in history)
         system = "\n\n".join(part for part in (settings.prompt.system, system) if part)
     return Question(
         request_id=request_id,
@@ -142,6 +151,13 @@ def _turns(body: ChatRequest) -> tuple[str, tuple[Mapping[str, str], ...], str]:
     turns = [message for message in body.messages if message.role in ("user", "assistant")]
     history = tuple({"role": message.role, "content": message.text} for message in turns[:-1])
     return "\n\n".join(system), history, turns[-1].text
+
+
+def _unmarked(turn: Mapping[str, str]) -> Mapping[str, str]:
+    """An earlier answer without its markers: their numbers meant other sources than this answer's."""
+    if turn["role"] != "assistant":
+        return turn
+    return {**turn, "content": without_markers(turn["content"])}
 
 
 def _or(value: float | None, default: float) -> float:

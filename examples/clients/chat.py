@@ -5,7 +5,9 @@ import os
 from openai import OpenAI
 
 url = os.environ.get("RAG_URL", "http://127.0.0.1:8000")
-client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("RAG_SERVICE_API_KEY", "none-needed-on-loopback"))
+client = OpenAI(
+    base_url=f"{url}/v1", api_key=os.environ.get("RAG_SERVICE_API_KEY", "none-needed-on-loopback")
+)
 
 stream = client.chat.completions.create(
     model="smollm2-135m-instruct",

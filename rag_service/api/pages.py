@@ -39,7 +39,9 @@ async def dashboard_page() -> Response:
 @router.get("/web/plotly.js")
 async def charts() -> Response:
     """Plotly's own script, from the installed package: nothing of it is kept here, nothing comes from afar."""
-    file = Path(str(importlib.metadata.distribution("plotly").locate_file("plotly/package_data/plotly.min.js")))
+    file = Path(
+        str(importlib.metadata.distribution("plotly").locate_file("plotly/package_data/plotly.min.js"))
+    )
     # Nearly 5 MB, and another only after an upgrade.
     return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "public, max-age=86400"})
 

@@ -44,10 +44,10 @@ async def acceptance(
     query = dict(request.query_params)
     try:
         ReportQuery.of(query, time.time(), face.settings.service.domains)
+        query.pop("format", None)
+        report = await face.backends.recorder.acceptance(query)
     except ReportQueryError as error:
         raise ApiError(400, str(error), param=error.param, code="invalid_value") from None
-    query.pop("format", None)
-    report = await face.backends.recorder.acceptance(query)
     if format == "json":
         return JSONResponse(report)
     # Here, since these renderers bring pyarrow, which a gateway that is asked for none should not carry.

@@ -12,7 +12,7 @@ import pytest
 from generation.types import GenerationError, PromptTooLong, QueueFull
 from rag_service.schemas import ChatRequest
 from retrieval.types import RetrievalError
-from tests.fakes import ANSWER, Fakes
+from tests.fakes import ANSWER, Fakes, FakeTokenizer
 from tests.rag_service.conftest import MODEL, MakeSettings, ask, asking, until
 
 URL = "/v1/chat/completions"
@@ -72,13 +72,22 @@ async def test_plain_chat_without_retrieval(client: httpx.AsyncClient, fakes: Fa
 async def test_conversation_is_searched_by_a_rewritten_query(client: httpx.AsyncClient, fakes: Fakes) -> None:
     messages = [
         {"role": "user", "content": "When does the Ashgrove library open?"},
-        {"role": "assistant", "content": "At nine."},
+        {"role": "assistant", "content": "At nine [1]."},
         {"role": "user", "content": "And on Sundays?"},
     ]
     await client.post(URL, json=ask(messages=messages))
     await client.post(URL, json=ask(messages=messages, rag={"rewrite": False}))
     queries = [search.query for search in fakes.retriever.searches]
     assert queries == ["And on Sundays? ashgrove library open", "And on Sundays?"]
+    prompt = FakeTokenizer().decode(list(fakes.generator.requests[0].prompt_ids))
+    assert "<s>assistant\nAt nine.</s><s>user\nSources:\n[1] Library\n" in prompt
+
+
+async def test_the_same_request_id_twice_at_once(client: httpx.AsyncClient, fakes: Fakes) -> None:
+    headers = {"x-request-id": "same"}
+    answers = await asyncio.gather(*(client.post(URL, json=ask(), headers=headers) for _ in range(2)))
+    assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
+    assert len({request.request_id for request in fakes.generator.requests}) == 2
 
 
 async def test_logprobs_and_json_leave_the_text_alone(client: httpx.AsyncClient, fakes: Fakes) -> None:
@@ -117,7 +126,9 @@ async def test_length_is_told(client: httpx.AsyncClient) -> None:
         (QueueFull(64), 429, "overloaded", "overloaded"),
         (GenerationError("The target is not available.", "unavailable"), 503, "unavailable", "error"),
         (GenerationError("Bad schema.", "invalid_schema"), 400, "invalid_schema", "client_error"),
+        (GenerationError("No token may follow.", "no_token_left"), 400, "no_token_left", "client_error"),
         (RuntimeError("secret"), 500, "internal", "error"),
+        (GenerationError("secret", "internal"), 500, "internal", "error"),
         (TimeoutError(), 408, "deadline_exceeded", "error"),
     ],
 )

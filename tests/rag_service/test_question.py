@@ -132,6 +132,7 @@ def test_limits_of_the_service(make_settings: MakeSettings) -> None:
         ({"rag": {"domain": "cooking"}}, "rag.domain"),
         ({"model": "gpt-9"}, "model"),
         ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x" * 30_000}] * 5}, "messages"),
     ):
         with pytest.raises(ApiError) as refused:
             _question(make_settings, **fields)
