@@ -1,25 +1,19 @@
 """The ``rag-service`` command: the composition root, which alone may import ``deployments``.
 
-Each module here is named for its command and has ``register(app)``; modules load their heavy parts inside the
-command, so that ``--help`` stays quick.
+A module that is named for its command has ``register(app)``, and loads its heavy parts inside the command, so
+that ``--help`` stays quick.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import pkgutil
 import sys
 from typing import Annotated
 
 import typer
 
 from rag_service.cli.output import CommandGroup, protect_standard_output, remember_debug
-
-COMMANDS = (
-    *("models", "config", "serve", "ask", "status", "keys"),
-    *("retrieval", "alpha", "draft", "gate", "tune", "bench"),
-)
-"""Command modules in the order of ``--help``."""
 
 app = typer.Typer(
     name="rag-service",
@@ -42,11 +36,11 @@ def root(
 
 
 def register_commands() -> None:
-    """Load every command module that is installed."""
-    for name in COMMANDS:
-        module = f"{__name__}.{name}"
-        if importlib.util.find_spec(module) is not None:
-            importlib.import_module(module).register(app)
+    """Add what every module of this package registers."""
+    for found in pkgutil.iter_modules(__path__):
+        register = getattr(importlib.import_module(f"{__name__}.{found.name}"), "register", None)
+        if register is not None:
+            register(app)
 
 
 register_commands()
