@@ -111,7 +111,7 @@ def measure(num_weeks: int) -> dict[str, Any]:
             seen = [delay for delay in delays if delay is not None]
             result["settings"][name] = {
                 "false_alarms": alarms,
-                "false_alarms_when_gated_0.02_too_high": off,
+                "false_alarms_at_0.83": off,
                 "missed": num_weeks - len(seen),
                 **{
                     f"{key}_{part}": float(np.percentile([delay[key] for delay in seen], percent))

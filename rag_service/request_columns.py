@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import duckdb
 import numpy as np
@@ -118,7 +118,10 @@ def _floats(table: pa.Table, name: str) -> Values:
 
 
 def _strings(table: pa.Table, name: str) -> Names:
-    return np.array([value or "" for value in table[name].to_pylist()], dtype=object)
+    filled: Any = pc.fill_null(cast("Any", table[name].combine_chunks()), "")
+    encoded = filled.dictionary_encode()
+    known = np.array([*encoded.dictionary.to_pylist(), ""], dtype=object)
+    return np.asarray(known[encoded.indices.to_numpy(zero_copy_only=False)], dtype=object)
 
 
 def _matrix(table: pa.Table, name: str) -> Values:
