@@ -65,13 +65,11 @@ def compose(settings: Settings, target: Application | None = None) -> Applicatio
 
 
 def build_generator(settings: Settings) -> Application:
-    """Target, with Draft's handle unless the draft has no replicas or there is no draft model."""
+    """Target, with Draft's handle where there is a draft."""
     from deployments.draft import build_draft
     from deployments.target import build_target
-    from rag_service.draft_choice import draft_config
 
-    with_draft = has_draft(settings) and draft_config(settings) is not None
-    return build_target(settings, build_draft(settings) if with_draft else None)
+    return build_target(settings, build_draft(settings) if has_draft(settings) else None)
 
 
 def deploy(settings: Settings, name: DeploymentName, replica: type[Any]) -> serve.Deployment:

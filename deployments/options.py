@@ -47,8 +47,14 @@ def check_scaling(settings: Settings) -> None:
 
 
 def has_draft(settings: Settings) -> bool:
-    """Whether a Draft deployment is part of the application."""
-    return _bounds(settings.deployments.draft)[1] > 0
+    """Whether a Draft deployment is part of the application: it may have replicas, and a model for them."""
+    if _bounds(settings.deployments.draft)[1] == 0:
+        return False
+    if settings.draft.draft is not None:
+        return True
+    from rag_service.draft_choice import draft_config  # loads torch: only where it decides
+
+    return draft_config(settings) is not None
 
 
 def deployment_options(settings: Settings, name: DeploymentName) -> dict[str, Any]:

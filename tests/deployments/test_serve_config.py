@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.options import DEPLOYMENT_NAMES, check_scaling, deployment_options, has_draft, total_cpus
 from rag_service.config import ConfigError, Settings
-from rag_service.serve_config import build_serve_config
+from rag_service.serve_config import build_serve_config, load_settings
 
 
 def settings(**values: object) -> Settings:
@@ -67,13 +68,18 @@ def test_by_default_everything_fits_two_cores() -> None:
 
 
 def test_the_draft_alone_may_have_no_replicas() -> None:
-    given = settings(**{"deployments.draft.num_replicas": 0})
+    model = {"draft.draft": {"model": "some/draft"}}
+    given = settings(**model, **{"deployments.draft.num_replicas": 0})
     check_scaling(given)
     assert not has_draft(given)
-    assert has_draft(settings())
-    scaled = settings(**{"deployments.draft.autoscaling": {"min_replicas": 0, "max_replicas": 2}})
+    assert has_draft(settings(**model))
+    scaled = settings(**model, **{"deployments.draft.autoscaling": {"min_replicas": 0, "max_replicas": 2}})
     check_scaling(scaled)
     assert has_draft(scaled)
+
+
+def test_a_target_for_which_no_draft_is_known_has_none() -> None:
+    assert not has_draft(settings(**{"engine.target.model": "some/target"}))
 
 
 @pytest.mark.parametrize(
@@ -94,3 +100,20 @@ def test_what_cannot_be_scaled_so_is_refused_by_name(values: dict[str, object], 
 def test_several_retrievers_are_fine_with_a_server() -> None:
     values = {"deployments.retriever.num_replicas": 2, "retrieval.index.url": "http://qdrant:6333"}
     check_scaling(settings(**values))
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.name))
+def test_the_examples_fit_rays_schema_and_our_settings(file: Path) -> None:
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    application = ServeDeploySchema.model_validate(document).applications[0]
+    assert application.import_path == "deployments.app:build_app"
+    Settings.parse(application.args)
+    check_scaling(load_settings(file))
+    assert {deployment.name for deployment in application.deployments} <= set(DEPLOYMENT_NAMES)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3

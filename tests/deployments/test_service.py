@@ -37,6 +37,7 @@ DOCUMENT = {
 SETTINGS: dict[str, Any] = {
     "service.port": 0,
     "draft.draft": {"model": MODEL},
+    "draft.force": "yes",
     "engine.speculation.mode": "synchronous",
     "engine.speculation.passages": False,
     "engine.speculation.num_draft_tokens": 3,
