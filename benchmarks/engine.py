@@ -68,9 +68,7 @@ class Side:
         if draft is not None:
             worker = DraftWorker(draft, num_slots=batch, slot_length=SLOT_LENGTH + 128)
         link: DraftLink | None = LocalLink(worker) if worker is not None else None
-        speculation = SpeculationConfig(
-            mode=mode, num_draft_tokens=k, passages=passages
-        )
+        speculation = SpeculationConfig(mode=mode, num_draft_tokens=k, passages=passages)
         config = EngineConfig(
             max_batch_size=batch,
             cache=CacheConfig(num_tokens=SLOT_LENGTH * batch, prefix_caching=False),

@@ -191,6 +191,7 @@ def simulate(
     proposer = Proposer(
         config, colocated=link if local else None, remote=None if local else link, clock=clock
     )
+
     def admitted(sequence: Sequence) -> int:
         proposer.start(sequence)
         return 0
