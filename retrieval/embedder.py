@@ -102,6 +102,16 @@ class SentenceEmbedder:
         """The longest input; what is beyond it is not seen."""
         return int(self._model.get_max_seq_length() or 512)
 
+    @property
+    def hidden_size(self) -> int:
+        """The width of token vectors."""
+        transformer: Any = self._model[0]
+        return int(transformer.auto_model.config.hidden_size)
+
+    def num_tokens(self, text: str) -> int:
+        """Without special tokens."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
+
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Dense vectors ``[n, dimension]`` of passages."""
         if not texts:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from retrieval.chunking import Chunk, Chunker, document_version
-from retrieval.embedder import SentenceEmbedder
+from retrieval.embedder import Encoding, SentenceEmbedder
 from retrieval.index.record import Index, IndexedChunk, IndexedDocument
 from retrieval.loaders import LoadFailure
+from retrieval.reranker import Ranker
 from retrieval.sparse import Bm25Encoder
-from retrieval.token_vectors import LateInteraction
+from retrieval.token_vectors import pack
 from retrieval.types import Document, RetrievalError
 
 _MAX_FAILURES = 1000
@@ -44,16 +45,16 @@ class Ingestion:
         chunker: Chunker,
         embedder: SentenceEmbedder,
         sparse: Bm25Encoder,
-        late_interaction: LateInteraction | None,
+        ranker: Ranker | None,
         index: Index,
         batch_chunks: int = 256,
         optimize_every: int = 5000,
     ) -> None:
-        """``late_interaction`` None: no token vectors are stored."""
+        """``ranker`` None: no token vectors are stored."""
         self._chunker = chunker
         self._embedder = embedder
         self._sparse = sparse
-        self._late_interaction = late_interaction
+        self._ranker = ranker
         self._index = index
         self._batch_chunks = batch_chunks
         self._optimize_every = optimize_every
@@ -155,10 +156,15 @@ class Ingestion:
                 section=chunk.section,
                 dense=encoding.dense,
                 sparse=self._sparse.document(chunk.indexed_text),
-                token_vectors=self._late_interaction.passage(encoding) if self._late_interaction else None,
+                token_vectors=self._token_vectors(chunk, encoding),
             )
             for chunk, encoding in zip(chunks, encodings, strict=True)
         ]
+
+    def _token_vectors(self, chunk: Chunk, encoding: Encoding) -> bytes | None:
+        if self._ranker is None:
+            return None
+        return pack(self._ranker.extractor.passage(encoding, self._embedder.num_tokens(chunk.context)))
 
 
 def _problem(document: Document) -> str | None:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrieval.chunking import Chunker
-from retrieval.collection import open_collection
+from retrieval.collection import open_collections, stored_documents
 from retrieval.config import RetrievalConfig
 from retrieval.embedder import SentenceEmbedder
 from retrieval.index.record import Index
-from retrieval.ingestion import Ingestion
+from retrieval.ingestion import Ingestion, Progress
 from retrieval.jobs import Jobs
-from retrieval.reranker import load_late_interaction
+from retrieval.reranker import Ranker, load_ranker
 from retrieval.retriever import Retriever
 from retrieval.sparse import Bm25Encoder
 from retrieval.types import Document, DocumentInfo, JobStatus, Passage, SearchRequest, SearchResult
@@ -34,21 +34,25 @@ class RetrievalService:
         self._chunker = Chunker(config.chunking, self._embedder.tokenizer)
         self._sparse = Bm25Encoder()
         stores_tokens = config.reranker.kind == "late_interaction"
-        self._late_interaction = load_late_interaction(config.reranker) if stores_tokens else None
-        self._index: Index = open_collection(
-            config.index, data_folder, self._fingerprint(), self._embedder.dimension
-        )
+        self._ranker: Ranker | None = None
+        if stores_tokens:
+            self._ranker = load_ranker(config.reranker, self._embedder, config.embedder.model)
+        self._collections = open_collections(config.index, data_folder)
+        self._name = f"{config.index.collection}-{self._fingerprint()}"
+        self._index: Index = self._collections.open(self._name, self._embedder.dimension)
         self.ingestion = Ingestion(
             self._chunker,
             self._embedder,
             self._sparse,
-            self._late_interaction,
+            self._ranker,
             self._index,
             optimize_every=config.index.optimize_every,
         )
         self._retriever = Retriever(config.search, self._embedder, self._sparse, self._index, stores_tokens)
         self._jobs = Jobs(data_folder / "jobs", config.ingestion, lambda: self.ingestion)
         self._closed = threading.Event()
+        self._rebuilding: str | None = None
+        self._rebuilder = self._start_rebuild()
 
     @property
     def index(self) -> Index:
@@ -93,6 +97,8 @@ class RetrievalService:
         """Name → why it is not ready; empty when ready."""
         if self._closed.is_set():
             return {"index": "The index is closed."}
+        if self._rebuilding:
+            return {"index": self._rebuilding}
         try:
             self._index.count()
         except Exception as error:  # whatever the client raises means: not reachable
@@ -105,7 +111,51 @@ class RetrievalService:
             return
         self._closed.set()
         self._jobs.close()
+        if self._rebuilder is not None:
+            self._rebuilder.join()
         self._index.close()
+
+    def wait_until_rebuilt(self) -> None:
+        """Block until documents of a collection made with other settings have been taken over."""
+        if self._rebuilder is not None:
+            self._rebuilder.join()
+
+    def _start_rebuild(self) -> threading.Thread | None:
+        """Settings changed: fill the new collection from the old one's documents, then switch the alias.
+
+        Cut off in between, it goes on at the next start; the old collection stays until then.
+        """
+        old = self._collections.current()
+        if old is None or old == self._name:
+            self._collections.switch(self._name)
+            return None
+        self._rebuilding = "The index is being rebuilt with other settings."
+        thread = threading.Thread(target=self._rebuild, args=(old,), name="rebuild", daemon=True)
+        thread.start()
+        return thread
+
+    def _rebuild(self, old: str) -> None:
+        try:
+            source = self._collections.open(old, None)
+            try:
+                progress = self.ingestion.run(
+                    stored_documents(source), self._show_rebuild, self._closed.is_set
+                )
+            finally:
+                source.close()
+        except Exception as error:  # the service must go on to say what is wrong
+            self._rebuilding = f"The index could not be rebuilt: {error}"
+            return
+        if progress.num_failed:
+            self._rebuilding = f"The index could not be rebuilt: {progress.failures[0][1]}"
+        elif not self._closed.is_set():
+            self._collections.switch(self._name)
+            self._rebuilding = None
+
+    def _show_rebuild(self, progress: Progress) -> None:
+        self._rebuilding = (
+            f"The index is being rebuilt with other settings: {progress.num_done} documents done."
+        )
 
     def _fingerprint(self) -> str:
         """A digest of everything that stored vectors depend on: another digest, another collection."""
@@ -113,7 +163,7 @@ class RetrievalService:
             "embedder": self._embedder.name,
             "prefix": self.config.embedder.passage_prefix,
             "chunking": self.config.chunking.model_dump(),
-            "tokens": self._late_interaction.name if self._late_interaction else None,
+            "tokens": self._ranker.name if self._ranker else None,
             "format": 1,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -37,6 +37,8 @@ class Passage:
     metadata: Metadata = field(default_factory=dict)
     token_vectors: bytes | None = field(default=None, repr=False, compare=False)
     """Packed vectors for late interaction (``retrieval.token_vectors``), for the reranker only."""
+    retrieval_scores: tuple[float, ...] = field(default=(), repr=False, compare=False)
+    """First-stage search's fused score, cosine and relative BM25, for the reranker."""
 
 
 @dataclass(frozen=True, slots=True)

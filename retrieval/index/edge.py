@@ -29,6 +29,7 @@ from retrieval.index.record import (
     IndexedDocument,
     IndexQuery,
     filter_conditions,
+    hits_of,
     info_of,
     passage_of,
     payload_of,
@@ -83,7 +84,7 @@ class ReadWriteLock:
 class EdgeIndex:
     """See ``retrieval.index.record.Index``. Thread-safe; a second process is refused with a clear error."""
 
-    def __init__(self, folder: Path, dimension: int, quantization: str = "none") -> None:
+    def __init__(self, folder: Path, dimension: int | None, quantization: str = "none") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._file_lock = FileLock(folder / "LOCK")
@@ -165,14 +166,9 @@ class EdgeIndex:
                 nearest = edge.Query.Nearest(vector, using=SPARSE)
                 sparse = self._nearest(nearest, condition, size, edge.SearchParams(idf=corpus))
             ranked = query.fusion.fuse(dense, sparse)[: query.limit]
-            ids = [UUID(point_id) for point_id, _ in ranked]
+            ids = [UUID(candidate.id) for candidate in ranked]
             records = self._shard.retrieve([*ids], with_payload=fields, with_vector=False) if ids else []
-        payloads = {str(record.id): record.payload or {} for record in records}
-        return [
-            ScoredPassage(passage_of(point_id, payloads[point_id]), score)
-            for point_id, score in ranked
-            if point_id in payloads
-        ]
+        return hits_of(ranked, [(str(record.id), record.payload or {}) for record in records])
 
     def _nearest(
         self, query: edge.Query, condition: edge.Filter, limit: int, params: edge.SearchParams | None = None
@@ -277,9 +273,11 @@ class EdgeIndex:
                     self._update(edge.UpdateOperation.set_payload([*ids], {"live": 1}))
 
 
-def _open(folder: Path, dimension: int, quantization: str) -> edge.EdgeShard:
+def _open(folder: Path, dimension: int | None, quantization: str) -> edge.EdgeShard:
     if (folder / "edge_config.json").exists():
         return edge.EdgeShard.load(str(folder))
+    if dimension is None:
+        raise RetrievalError(f"There is no index in {folder}.", "index_missing")
     folder.mkdir(parents=True, exist_ok=True)
     config = edge.EdgeConfig(
         vectors={DENSE: edge.EdgeVectorParams(size=dimension, distance=edge.Distance.Cosine)},

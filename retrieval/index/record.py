@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from retrieval.fusion import Fusion
+from retrieval.fusion import Fused, Fusion
 from retrieval.types import DocumentInfo, Passage, RetrievalError, ScoredPassage
 
 DENSE, SPARSE = "dense", "sparse"
@@ -159,7 +159,7 @@ def payload_of(document: IndexedDocument, chunk: IndexedChunk, stamp: int, live:
     return payload
 
 
-def passage_of(point_id: str, payload: Mapping[str, Any]) -> Passage:
+def passage_of(point_id: str, payload: Mapping[str, Any], scores: tuple[float, ...] = ()) -> Passage:
     """A passage as promised by ``retrieval.types``: own fields go before the caller's metadata."""
     metadata = dict(payload.get("meta") or {})
     metadata.update(
@@ -181,6 +181,7 @@ def passage_of(point_id: str, payload: Mapping[str, Any]) -> Passage:
         text=payload["text"],
         metadata=metadata,
         token_vectors=base64.b64decode(tokens) if tokens else None,
+        retrieval_scores=scores,
     )
 
 
@@ -256,13 +257,25 @@ def tag(name: str, value: Any) -> str | None:
     return json.dumps([name, value], ensure_ascii=False) if isinstance(value, (str, int, float)) else None
 
 
-def newest_only(
-    hits: Sequence[tuple[str, float, Mapping[str, Any]]],
-) -> list[tuple[str, float, Mapping[str, Any]]]:
-    """Of each document only the newest version's hits (id, score, payload): on a server a reader may come
-    between a version's going live and its predecessor's removal."""
+Point = tuple[str, dict[str, Any]]
+"""A chunk's id and payload."""
+
+
+def newest_only(points: Sequence[Point]) -> list[Point]:
+    """Of each document only the newest version's chunks: on a server a reader may come between a version's
+    going live and its predecessor's removal."""
     newest: dict[str, int] = {}
-    for _, _, payload in hits:
+    for _, payload in points:
         document_id = payload["document_id"]
         newest[document_id] = max(newest.get(document_id, 0), payload["stamp"])
-    return [hit for hit in hits if hit[2]["stamp"] == newest[hit[2]["document_id"]]]
+    return [point for point in points if point[1]["stamp"] == newest[point[1]["document_id"]]]
+
+
+def hits_of(ranked: Sequence[Fused], points: Sequence[Point]) -> list[ScoredPassage]:
+    """Fused candidates with their payloads as scored passages, in the order of ``ranked``."""
+    payloads = dict(newest_only(points))
+    return [
+        ScoredPassage(passage_of(candidate.id, payloads[candidate.id], candidate.scores), candidate.score)
+        for candidate in ranked
+        if candidate.id in payloads
+    ]
