@@ -61,7 +61,7 @@ def limited(questions: Sequence[AskedQuestion], limit: int | None, seed: int = 0
     by_domain: dict[str, list[AskedQuestion]] = defaultdict(list)
     for question in questions:
         by_domain[question.domain].append(question)
-    kept = set()
+    kept: set[tuple[str, str]] = set()
     for domain, group in sorted(by_domain.items()):
         chosen = random.Random(f"{seed}/{domain}").sample(group, min(limit, len(group)))
         kept.update((question.id, question.domain) for question in chosen)

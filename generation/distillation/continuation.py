@@ -215,7 +215,7 @@ def draw(
 def top_logprobs(logits: torch.Tensor, k: int, rows_at_once: int = 128) -> TopLogprobs:
     """The k likeliest ids of each row of ``logits`` ``[n, vocabulary]``, normalised over all of it."""
     ids, logprobs = [], []
-    for part in logits.split(rows_at_once):  # float32 of a whole prompt would be 160 MB
+    for part in torch.split(logits, rows_at_once):  # float32 of a whole prompt would be 160 MB
         values, indices = part.topk(k, dim=-1)
         total = part.float().logsumexp(dim=-1, keepdim=True)
         ids.append(indices.to(torch.int32).cpu().numpy())
@@ -237,7 +237,7 @@ def stack_prefixes(caches: Sequence[DynamicCache], num_layers: int) -> SharedPre
             out[row, :, : tensor.shape[2]] = tensor[0]
         return out
 
-    layers = [[cache.layers[index] for cache in caches] for index in range(num_layers)]
+    layers: list[list[Any]] = [[cache.layers[index] for cache in caches] for index in range(num_layers)]
     keys = [stacked([layer.keys for layer in row]) for row in layers]
     values = [stacked([layer.values for layer in row]) for row in layers]
     bias = torch.zeros(len(caches), 1, 1, longest, device=keys[0].device)

@@ -91,15 +91,15 @@ def create_draft(
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
     config.dtype = "float32"
-    decoder = AutoModel.from_config(config, attn_implementation="sdpa").float()
-    source = target.base_model
+    decoder: Any = AutoModel.from_config(config, attn_implementation="sdpa").float()  # type: ignore[no-untyped-call]
+    source: Any = target.base_model
     for own, layer in zip(decoder.layers, layers, strict=True):
         own.load_state_dict(source.layers[layer].state_dict())
     decoder.norm.load_state_dict(source.norm.state_dict())
     decoder.embed_tokens.weight = nn.Parameter(
         source.embed_tokens.weight.detach().float(), requires_grad=False
     )
-    rows = target.get_output_embeddings().weight.detach().float()
+    rows = output_head(target).weight.detach().float()
     id_map = None if head_ids is None else torch.tensor(list(head_ids), dtype=torch.long)
     rows = rows if id_map is None else rows[id_map]
     head = nn.Linear(rows.shape[1], rows.shape[0], bias=False)
@@ -181,7 +181,7 @@ def load_draft(
         name: (weight.float() * scales[name][:, None] if name in scales else weight).to(dtype)
         for name, weight in stored.items()
     }
-    decoder = AutoModel.from_config(config, attn_implementation=attention).to(dtype)
+    decoder: Any = AutoModel.from_config(config, attn_implementation=attention).to(dtype)  # type: ignore[no-untyped-call]
     embedding = target_embedding(target_folder).to(dtype)
     decoder.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
     head = nn.Linear(config.hidden_size, card.head_size, bias=False, dtype=dtype)
@@ -194,9 +194,8 @@ def load_draft(
 
 def load_causal_draft(folder: str, dtype: torch.dtype = torch.float32) -> DraftModel:
     """Any causal language model as a draft: the whole vocabulary, no id map."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    head = model.get_output_embeddings()
-    return DraftModel(model.base_model, head, None).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return DraftModel(model.base_model, output_head(model), None).eval()
 
 
 def target_fingerprint(target_folder: Path) -> str:
@@ -213,10 +212,19 @@ def target_embedding(target_folder: Path) -> Tensor:
                 if name in names:
                     return stored.get_tensor(name)  # type: ignore[no-any-return]
     try:
-        model = AutoModelForCausalLM.from_pretrained(target_folder)
+        model: Any = AutoModelForCausalLM.from_pretrained(target_folder)
     except (OSError, ValueError) as error:
         raise DraftNotUsable(f"No target model could be read from {target_folder}.") from error
-    return model.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
+    embedding: Tensor = model.get_input_embeddings().weight.detach()
+    return embedding
+
+
+def output_head(model: PreTrainedModel) -> nn.Linear:
+    """The model's output head. Raises ``DraftNotUsable`` when it has none."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, nn.Linear):
+        raise DraftNotUsable(f"{model.name_or_path or 'The model'} has no linear output head.")
+    return head
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ def score(
         ).last_hidden_state[0]
     finally:
         target.set_attn_implementation(known)
-    head = target.get_output_embeddings()
+    head: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
     scored = []
     for (start, length), answer, temperature in zip(spans, answers, sampling.temperatures, strict=True):
         rows = torch.cat([hidden[len(prompt) - 1 : len(prompt)], hidden[start : start + length]])

@@ -49,7 +49,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 def make_optimizer(named: Iterable[tuple[str, nn.Parameter]], lr: float) -> MuonWithAdamW:
     """Split trainable parameters: two-dimensional ones inside the decoder's layers go to Muon."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, weight in named:
         if not weight.requires_grad:
             continue

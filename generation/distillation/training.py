@@ -217,8 +217,11 @@ class ClockCallback(TrainerCallback):
 class DistillationTrainer(Trainer):
     """The Trainer with our loss, our optimizer, and evaluation by acceptance."""
 
-    def __init__(self, *args: Any, clock: Clock, verify: Verify | None, rate: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, model: DistillationModel, *, clock: Clock, verify: Verify | None, rate: float, **kwargs: Any
+    ) -> None:
+        super().__init__(model, **kwargs)
+        self._distilled = model
         self._clock = clock
         self._verify = verify
         self._rate = rate
@@ -226,20 +229,23 @@ class DistillationTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            self.optimizer = make_optimizer(self.model.named_parameters(), self._rate)
+            self.optimizer = make_optimizer(self._distilled.named_parameters(), self._rate)
         return self.optimizer
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LambdaLR:
         if self.lr_scheduler is None:
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.optimizer, self._clock.rate
-            )
+            chosen = optimizer or self.create_optimizer()
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, self._clock.rate)
         return self.lr_scheduler
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         outputs = model(**inputs)
         if model.training:
@@ -256,10 +262,11 @@ class DistillationTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Offline acceptance on the held-out examples; ``eval_alpha`` (greedy, pooled) picks the best."""
-        self.model.eval()
-        draft: DraftModel = self.model.draft
+        self._distilled.eval()
+        draft = self._distilled.draft
         with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
-            figures = offline_acceptance(draft, list(eval_dataset or self.eval_dataset))
+            examples: Any = eval_dataset or self.eval_dataset
+            figures = offline_acceptance(draft, list(examples))
         metrics = {
             f"{metric_key_prefix}_alpha_{domain}_t{temperature:g}": round(value.alpha, 4)
             for (domain, temperature), value in figures.items()
@@ -268,7 +275,7 @@ class DistillationTrainer(Trainer):
         metrics[f"{metric_key_prefix}_alpha"] = round(figures["all", coldest].alpha, 4)
         if self._verify is not None:
             metrics |= {f"{metric_key_prefix}_{name}": value for name, value in self._verify(draft).items()}
-        self.model.train()
+        self._distilled.train()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -293,7 +300,7 @@ def train(
     )
     model = DistillationModel(draft, config.weights)
     trainer = DistillationTrainer(
-        model=model,
+        model,
         args=_arguments(folder, config),
         train_dataset=ExampleSet(training),
         eval_dataset=ExampleSet(held_out),
@@ -305,7 +312,8 @@ def train(
         verify=verify,
         rate=config.learning_rate,
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
+    last: str | None = get_last_checkpoint(str(folder))  # type: ignore[no-untyped-call]
+    trainer.train(resume_from_checkpoint=last)
     return draft.eval()
 
 

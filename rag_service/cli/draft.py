@@ -316,7 +316,8 @@ def _distil(
     from rag_service.distilling import continue_from, distil, new_draft, on_policy_rounds
 
     if start is not None:
-        model, used = continue_from(start, plan.target_folder)
+        model, kept = continue_from(start, plan.target_folder)
+        used = list(kept)
     else:
         training, _ = split_prompts(prompts)
         texts = [prompt.token_ids for prompt in training]

@@ -60,7 +60,7 @@ def tune(
 
     plan = _plan(tokens, modes, branches, temperatures, acceptance, model_alone, max_tokens)
     base = with_models(Settings.load(config), target, None)
-    drafts = list(draft or ()) or [None]
+    drafts: list[str | None] = [*(draft or ())] or [None]
     with bars() as watch:
         prompts = asked_prompts(base, questions, documents, limit=limit, held_out=held_out, watch=watch)
         named = [load_pair(with_models(base, None, one), needs_draft=False) for one in drafts]

@@ -34,8 +34,10 @@ def make_target(num_layers: int = 3, seed: int = 0) -> PreTrainedModel:
         pad_token_id=END,
         tie_word_embeddings=True,
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return model.eval().requires_grad_(False)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.train(False)
+    model.requires_grad_(False)
+    return model
 
 
 def make_prompts(count: int, seed: int = 0) -> list[DistillationPrompt]:

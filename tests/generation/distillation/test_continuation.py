@@ -12,7 +12,8 @@ from tests.generation.distillation.conftest import END, make_prompts, make_targe
 
 def _full_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return model(torch.tensor([ids])).logits[0]
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+        return logits
 
 
 def test_greedy_rows_equal_a_plain_loop_and_sampled_rows_are_scored_right() -> None:

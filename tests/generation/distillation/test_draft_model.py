@@ -79,7 +79,9 @@ def test_eight_bits_change_logits_little(
 
 
 def test_a_row_is_off_by_at_most_half_a_step() -> None:
-    weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 6)[:, None]
+    weight = (
+        torch.randn(6, 50, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 6)[:, None]
+    )
     quantised, scale = quantize_rows(weight)
     assert ((quantised.float() * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-6).all()
 

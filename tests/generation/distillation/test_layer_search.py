@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -12,7 +14,8 @@ from tests.generation.distillation.conftest import make_target
 
 def test_a_layer_that_does_nothing_has_no_influence() -> None:
     model = make_target()
-    layer = model.base_model.layers[1]
+    base: Any = model.base_model
+    layer = base.layers[1]
     with torch.no_grad():
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()

@@ -18,7 +18,13 @@ from generation.distillation.training import Clock, TrainingConfig, train
 from tests.generation.distillation.conftest import VOCABULARY
 
 CONFIG = TrainingConfig(
-    learning_rate=5e-3, batch_size=4, minutes=None, max_steps=24, warmup_steps=4, eval_steps=6, bf16=False,
+    learning_rate=5e-3,
+    batch_size=4,
+    minutes=None,
+    max_steps=24,
+    warmup_steps=4,
+    eval_steps=6,
+    bf16=False,
     log_steps=1,
 )
 
