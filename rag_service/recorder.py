@@ -48,8 +48,11 @@ class Recorder:
         self._seen: dict[tuple[str, float], None] = {}
         self._reports: dict[str, tuple[float, Report]] = {}
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._closed = False
+        self._due = threading.Event()
+        self._num_unflushed = 0
         self._flush_seconds = settings.telemetry.flush_seconds
+        self._flush_rows = settings.telemetry.flush_rows
         self._keeper = threading.Thread(target=self._keep, name="request-log", daemon=True)
         self._keeper.start()
 
@@ -67,6 +70,9 @@ class Recorder:
                 self._build = (record.target, record.draft)
                 self._telemetry.set_build(_version(), *self._build)
         self._log.append(record)
+        self._num_unflushed += 1
+        if self._num_unflushed >= self._flush_rows:
+            self._due.set()
 
     def acceptance(self, query: Mapping[str, Any]) -> Report:
         """The acceptance report; parameters as ``ReportQuery.of``.
@@ -113,7 +119,8 @@ class Recorder:
 
     def close(self) -> None:
         """Stop the thread, write and compact what is left. Idempotent."""
-        self._closed.set()
+        self._closed = True
+        self._due.set()
         if self._keeper is not threading.current_thread():
             self._keeper.join(timeout=30.0)
         self._log.close()
@@ -152,7 +159,10 @@ class Recorder:
 
     def _keep(self) -> None:
         watched_at = time.monotonic()
-        while not self._closed.wait(self._flush_seconds):
+        while not self._closed:
+            self._due.wait(self._flush_seconds)
+            self._due.clear()
+            self._num_unflushed = 0
             try:
                 failing = self._log.failure
                 self._log.flush()

@@ -11,6 +11,7 @@ dropped and counted. Serving never fails because of the log.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -30,6 +31,8 @@ from rag_service.request_row import Row, day_of, row_of, table_of
 from rag_service.write_ahead import WriteAheadFile, abandoned, read_segment, segments
 
 WAL_FOLDER = "write-ahead"
+HOUSEKEEPING_SECONDS = 600.0
+"""How often finished days are merged and old ones removed: it lists every day, which costs on object storage."""
 
 
 class RequestLog:
@@ -64,6 +67,7 @@ class RequestLog:
         self._max_pending = max_pending
         self._current: WriteAheadFile | None = None
         self._current_since = 0.0
+        self._kept_house_at = -math.inf
         self._lock = threading.Lock()
         self._compaction = threading.Lock()
 
@@ -103,14 +107,14 @@ class RequestLog:
             )
             if due:
                 self._seal()
-        self._tidy(now)
+        self._tidy(now, now - self._kept_house_at >= HOUSEKEEPING_SECONDS)
 
     def close(self) -> None:
         """Write, compact and let go."""
         self.flush()
         with self._lock:
             self._seal()
-        self._tidy(time.time())
+        self._tidy(time.time(), keep_house=True)
 
     @contextmanager
     def reading(
@@ -146,7 +150,7 @@ class RequestLog:
             self._current.close()
             self._current = None
 
-    def _tidy(self, now: float) -> None:
+    def _tidy(self, now: float, keep_house: bool) -> None:
         if self._storage is None or self._ahead_folder is None:
             return
         with self._compaction:
@@ -154,8 +158,10 @@ class RequestLog:
                 for path in segments(self._ahead_folder):
                     if abandoned(path):
                         compact(path, self._storage)
-                self._merge_finished_days(self._storage, now)
-                self._expire(self._storage, now)
+                if keep_house:
+                    self._kept_house_at = now
+                    self._merge_finished_days(self._storage, now)
+                    self._expire(self._storage, now)
             except (OSError, pa.ArrowException) as error:
                 self.failure = str(error)
 

@@ -74,9 +74,11 @@ def test_many_threads_lose_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "requests" / "write-ahead").iterdir())
 
 
-def test_the_log_is_flushed_without_being_asked(tmp_path: Path) -> None:
-    recorder = Recorder(settings_of(tmp_path))
+@pytest.mark.parametrize("telemetry", [{"flush_seconds": 0.05}, {"flush_seconds": 1e6, "flush_rows": 2}])
+def test_the_log_is_flushed_without_being_asked(tmp_path: Path, telemetry: dict[str, Any]) -> None:
+    recorder = Recorder(settings_of(tmp_path, **telemetry))
     recorder.record(record_of("a", started_at=time.time()))
+    recorder.record(record_of("b", started_at=time.time()))
     for _ in range(200):
         if not recorder._log._current or not recorder._log._current._unsynced:
             break

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -289,3 +292,79 @@ def test_kill_at_many_points_loses_nothing_acknowledged(tmp_path: Path) -> None:
     recovered.close()
     assert not write_ahead.segments(tmp_path / request_log.WAL_FOLDER)
     assert acknowledged <= set(ids(recovered))
+
+
+class Killed(BaseException):
+    """The process dies here: nothing catches it."""
+
+
+def run_until(
+    folder: Path, fatal: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[set[str], bool]:
+    """Append, compact and merge until step ``fatal`` of the file system; acknowledged rows, and if it died."""
+    steps = 0
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == fatal and not after:
+                raise Killed
+            found = real(*args, **options)
+            if steps == fatal:
+                raise Killed
+            return found
+
+        return call
+
+    acknowledged: set[str] = set()
+    log = RequestLog(str(folder), segment_rows=2)
+    with monkeypatch.context() as patched:
+        for name in ("write", "fsync", "replace", "rename", "unlink", "remove"):
+            patched.setattr(os, name, dying(getattr(os, name)))
+        try:
+            for number in range(4):
+                record = replace(RECORD, request_id=f"new{number}", started_at=NOON + (number % 2) * DAY)
+                log.append(record)
+                acknowledged.add(record.request_id)
+                log.flush()
+                log.maintain()
+            log.close()
+        except Killed:
+            for link in Path("/proc/self/fd").iterdir():  # closed as by the system, which ends the lock
+                if link.exists() and str(folder) in str(link.readlink()):
+                    os.close(int(link.name))
+            return acknowledged, True
+    return acknowledged, False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+def test_death_at_any_step_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Die before or after each write, sync, rename and removal of appending, compacting and merging."""
+    old = tmp_path / "old"
+    for number in range(9):  # as many files of a finished day as are merged
+        log = RequestLog(str(old))
+        log.append(replace(RECORD, request_id=f"old{number}"))
+        with monkeypatch.context() as patched:
+            patched.setattr(log, "_merge_finished_days", lambda storage, now: None)
+            log.close()
+    died, fatal = True, 0
+    while died:
+        fatal += 1
+        folder = tmp_path / str(fatal)
+        shutil.copytree(old, folder)
+        acknowledged, died = run_until(folder, fatal, after, monkeypatch)
+        acknowledged |= {f"old{number}" for number in range(9)}
+        for recovered in (False, True):
+            if recovered:
+                RequestLog(str(folder)).maintain()
+                assert not list((folder / "write-ahead").glob("*.jsonl"))
+            found = ids(RequestLog(str(folder)))
+            assert len(found) == len(set(found)), fatal
+            assert acknowledged <= set(found), fatal
+            assert len(found) <= len(acknowledged) + 1, fatal
+    assert len(list(folder.glob("day=*/merged-*"))) == 1
+    assert fatal > 30
