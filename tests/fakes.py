@@ -221,7 +221,7 @@ class FakeGenerator:
         )
 
     async def status(self) -> dict[str, Any]:
-        return {"target": "fake"}
+        return {"target": "fake", "draft": "small", "draft_fingerprint": "0123456789"}
 
     async def ready(self) -> dict[str, str]:
         return {}

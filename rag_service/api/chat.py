@@ -22,7 +22,7 @@ from rag_service.pipeline import Emit
 from rag_service.question import Question, question_of
 from rag_service.schemas import ChatRequest
 
-REFUSAL_GRACE_SECONDS = 0.05
+REFUSAL_GRACE_SECONDS = 0.1
 
 
 class RecordedRoute(APIRoute):
@@ -38,7 +38,7 @@ class RecordedRoute(APIRoute):
                 errors = fault.errors() if isinstance(fault, RequestValidationError) else ()
                 error = fault if isinstance(fault, ApiError) else validation_error(errors)
                 if not getattr(request.state, "recorded", False) and error.status not in (401, 403):
-                    face_of(request).pipeline.record_refusal(request_id_of(request), error)
+                    face_of(request).pipeline.recording.refused(request_id_of(request), error)
                 raise
 
         return recorded
@@ -87,7 +87,7 @@ def _begin(face: Face, question: Question, principal: Principal) -> RunningAnswe
     try:
         face.gate.enter()
     except ApiError as error:
-        face.pipeline.record_refusal(question.request_id, error, question.tenant, question.domain)
+        face.pipeline.recording.refused(question.request_id, error, question.tenant, question.domain)
         raise
     answer = RunningAnswer(lambda emit: _charged(face, question, principal, emit))
     answer.task.add_done_callback(lambda _: face.gate.leave())

@@ -55,7 +55,7 @@ async def search(body: SearchBody, request: Request) -> Response:
     face.gate.enter()
     try:
         rerank = settings.prompt.rerank if body.rerank is None else body.rerank
-        passages = await face.pipeline.search_within_deadline(wanted, rerank, progress)
+        passages = await face.pipeline.grounding.search_within_deadline(wanted, rerank, progress)
     finally:
         face.gate.leave()
     value = {

@@ -21,6 +21,12 @@ MakeSettings = Callable[..., Settings]
 MODEL = "smollm2-135m-instruct"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal before the first token keeps its status however busy this machine is."""
+    monkeypatch.setattr("rag_service.api.chat.REFUSAL_GRACE_SECONDS", 10.0)
+
+
 @pytest.fixture
 def fakes() -> Fakes:
     return Fakes()

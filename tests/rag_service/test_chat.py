@@ -239,6 +239,7 @@ async def test_records_hold_stages_and_no_text(make_settings: MakeSettings, fake
     (record,) = fakes.recorder.records
     assert set(record.stage_seconds) == {"embed", "search", "rerank", "prompt", "queue", "prefill", "decode"}
     assert (record.question, record.answer, record.temperature, record.mode) == (None, None, 0.5, "off")
+    assert (record.target, record.draft) == ("fake", "small@01234567")
     assert record.stats is not None
     assert record.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
     async with asking(make_settings(telemetry__keep_text=True), fakes) as client:

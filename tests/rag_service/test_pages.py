@@ -77,7 +77,7 @@ async def test_status(client: httpx.AsyncClient) -> None:
     status = (await client.get("/v1/status")).json()
     assert status == {
         "gateway": {"num_in_flight": 0, "retry_after_seconds": 1.0},
-        "generator": {"target": "fake"},
+        "generator": {"target": "fake", "draft": "small", "draft_fingerprint": "0123456789"},
     }
 
 
