@@ -19,9 +19,9 @@ CORPUS ?= examples/corpus
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := rag_service deployments retrieval generation tests benchmarks
+SOURCES := rag_service deployments retrieval generation tests benchmarks examples
 
-.PHONY: setup serve test fix check bench soak lock clean
+.PHONY: setup serve test fix check check-style check-types check-imports bench soak lock clean
 
 setup: $(VENV)/.dependencies
 	@$(BIN)/rag-service models fetch
@@ -56,10 +56,16 @@ fix: $(VENV)/.dependencies
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-check: $(VENV)/.dependencies
+check: check-style check-types check-imports
+
+check-style: $(VENV)/.dependencies
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+
+check-types: $(VENV)/.dependencies
 	$(BIN)/mypy
+
+check-imports: $(VENV)/.dependencies
 	$(BIN)/lint-imports
 
 bench: setup
