@@ -18,7 +18,7 @@ export function cardOf(chart) {
   const card = element("article", { class: "card" }, header, plot, table,
     element("footer", {}, element("span", { class: "stands" }, chart.stands),
       element("span", { class: "tools" }, figuresButton(chart, table), pictureButton(chart, plot))));
-  card.draw = () => window.Plotly.react(plot, chart.data(), chart.layout(), {
+  card.draw = () => window.Plotly.newPlot(plot, chart.data(), chart.layout(), {
     displayModeBar: false, responsive: true, showTips: false,
   });
   return card;

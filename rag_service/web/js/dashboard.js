@@ -6,7 +6,7 @@ import { cardOf } from "./card.js";
 import * as charts from "./charts.js";
 import { capital, count, counted, decimal, NONE, seconds } from "./format.js";
 import { installKeyring, withKey } from "./keyring.js";
-import { clock } from "./plot.js";
+import { clock, plotly } from "./plot.js";
 
 const REFRESH_MILLISECONDS = 60_000;
 const ALL = "all";
@@ -54,8 +54,7 @@ async function load(loud = true) {
     if (loud) announce(byId("stand").textContent);
   } catch (fault) {
     if (mine !== asked) return;
-    byId("trouble").textContent = fault instanceof ServiceError ? fault.message : "The page could not show this report.";
-    byId("trouble").hidden = false;
+    trouble(fault instanceof ServiceError ? fault.message : "The page could not show this report.");
     byId("stand").textContent = shown ? byId("stand").textContent : "No figures could be read.";
     if (!(fault instanceof ServiceError)) throw fault;
   } finally {
@@ -83,6 +82,12 @@ function show(report) {
   fill("speculation", [charts.lengthOverTime(figures, series), charts.histogram(figures), charts.byPosition(figures),
     charts.byCause(figures), charts.drafts(figures), charts.drafters(figures)]);
   fill("latency", [charts.latencyOverTime(figures, series), charts.stages(figures), charts.speedOverTime(figures, series), charts.volume(figures, series)]);
+  draw().catch((fault) => trouble(fault.message));
+}
+
+function trouble(sentence) {
+  byId("trouble").textContent = sentence;
+  byId("trouble").hidden = false;
 }
 
 function seriesOf(report, domain) {
@@ -90,9 +95,17 @@ function seriesOf(report, domain) {
 }
 
 function fill(id, found) {
-  const cards = found.map(cardOf);
-  byId(id).replaceChildren(...cards);
-  for (const card of cards) card.draw?.();
+  byId(id).replaceChildren(...found.map(cardOf));
+}
+
+/** Draw the cards' charts one by one, so that the page answers meanwhile. */
+async function draw() {
+  await plotly();
+  for (const card of document.querySelectorAll(".card")) {
+    if (!card.isConnected || !card.draw) continue;
+    await card.draw();
+    await new Promise((resolve) => { setTimeout(resolve); });
+  }
 }
 
 function summary(figures) {
@@ -161,8 +174,7 @@ async function download(format) {
     element("a", { href: address, download: `acceptance-${domain || ALL}-${span}.${format}` }).click();
     setTimeout(() => URL.revokeObjectURL(address), 1000);
   } catch (fault) {
-    byId("trouble").textContent = fault.message;
-    byId("trouble").hidden = false;
+    trouble(fault.message);
   }
 }
 
@@ -181,8 +193,7 @@ async function start() {
   try {
     await pickers();
   } catch (fault) {
-    byId("trouble").textContent = fault.message;
-    byId("trouble").hidden = false;
+    trouble(fault.message);
   }
   await load();
 }

@@ -1,4 +1,23 @@
-// What all charts share: colours of the page, axes, and time as the reader's clock shows it.
+// What all charts share: Plotly, colours of the page, axes, and time as the reader's clock shows it.
+
+import { ServiceError } from "./api.js";
+
+let loading = null;
+
+/** Plotly, asked for when the first chart is to be drawn: it is large, and the figures should not wait for it. */
+export function plotly() {
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = "/web/plotly.js";
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", () => {
+      loading = null;
+      reject(new ServiceError("The charts could not be loaded; the figures are complete without them."));
+    });
+    document.head.append(script);
+  });
+  return loading;
+}
 
 export function colours() {
   const style = getComputedStyle(document.documentElement);
