@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+SearchMode = Literal["hybrid", "dense", "sparse"]
 RerankerKind = Literal["late_interaction", "cross_encoder", "none"]
 
 
@@ -38,10 +39,10 @@ class EmbedderConfig(Frozen):
 class ChunkingConfig(Frozen):
     """How documents are cut. Counts are tokens of the embedder's own tokenizer."""
 
-    max_tokens: int = Field(default=192, ge=16, le=4096)
-    min_fill: float = Field(default=0.6, gt=0.0, le=1.0)
+    max_tokens: int = Field(default=224, ge=16, le=4096)
+    min_fill: float = Field(default=0.7, gt=0.0, le=1.0)
     """A chunk counts as full from this part of ``max_tokens`` on, so that it can end at a better boundary."""
-    overlap_tokens: int = Field(default=32, ge=0)
+    overlap_tokens: int = Field(default=24, ge=0)
     context_tokens: int = Field(default=40, ge=0)
     """Title, section and enclosing lines that are embedded before each chunk, at most this long; 0: none."""
 
@@ -79,7 +80,7 @@ class SearchConfig(Frozen):
     won here by .01 to .02 nDCG@10 at each one's best weights (docs/retrieval.md).
     """
 
-    mode: Literal["hybrid", "dense", "sparse"] = "hybrid"
+    mode: SearchMode = "hybrid"
     fusion: Literal["scores", "rrf"] = "scores"
     dense_weight: float = Field(default=1.0, ge=0.0)
     sparse_weight: float = Field(default=0.5, ge=0.0)
@@ -94,7 +95,8 @@ class SearchConfig(Frozen):
 
 class RerankerConfig(Frozen):
     """What orders the candidates. ``model``: for ``cross_encoder``, a hub id or a folder; for
-    ``late_interaction``, a trained head's folder (None: the packaged head)."""
+    ``late_interaction``, a folder that ``rag-service reranker train`` wrote
+    (None: the packaged one)."""
 
     kind: RerankerKind = "late_interaction"
     model: str | None = None

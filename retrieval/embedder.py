@@ -110,7 +110,11 @@ class SentenceEmbedder:
 
     def num_tokens(self, text: str) -> int:
         """Without special tokens."""
-        return len(self.tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
+        return len(self.token_ids(text))
+
+    def token_ids(self, text: str) -> list[int]:
+        """Without special tokens; cut off where the model stops reading."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids) if text else []
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Dense vectors ``[n, dimension]`` of passages."""

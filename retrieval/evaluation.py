@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,15 +116,25 @@ def evaluate(
     """
     latencies = Latencies()
     relevance: dict[str, set[str]] = {}
-    run: list[ir_measures.ScoredDoc] = []
+    rankings: dict[str, list[str]] = {}
     for question in questions:
         on_question()
         relevant = relevant_chunks(question, chunks_of)
-        if not relevant:
-            continue
-        relevance[question.id] = relevant
-        for rank, chunk_id in enumerate(_ranked(question.text, search, reranker, top_k, latencies)):
-            run.append(ir_measures.ScoredDoc(question.id, chunk_id, float(-rank)))
+        if relevant:
+            relevance[question.id] = relevant
+            rankings[question.id] = _ranked(question.text, search, reranker, top_k, latencies)
+    return score_rankings(questions, relevance, rankings), latencies
+
+
+def score_rankings(
+    questions: Sequence[Question], relevance: Mapping[str, set[str]], rankings: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Any]]:
+    """Figures by domain and for ``all`` of rankings (question id → chunk ids, best first)."""
+    run = [
+        ir_measures.ScoredDoc(question_id, chunk_id, float(-rank))
+        for question_id, chunk_ids in rankings.items()
+        for rank, chunk_id in enumerate(chunk_ids)
+    ]
     qrels = [
         ir_measures.Qrel(question_id, chunk_id, 1)
         for question_id, ids in relevance.items()
@@ -138,7 +148,7 @@ def evaluate(
     for question in questions:
         groups[question.domain].append(question)
     groups["all"] = list(questions)
-    return {name: _figures(group, by_question, relevance) for name, group in groups.items()}, latencies
+    return {name: _figures(group, by_question, relevance) for name, group in groups.items()}
 
 
 def _ranked(
@@ -159,7 +169,9 @@ def _ranked(
 
 
 def _figures(
-    questions: Sequence[Question], by_question: dict[str, dict[str, float]], relevance: dict[str, set[str]]
+    questions: Sequence[Question],
+    by_question: Mapping[str, Mapping[str, float]],
+    relevance: Mapping[str, set[str]],
 ) -> dict[str, Any]:
     measured = [question.id for question in questions if question.id in relevance]
     figures: dict[str, Any] = {

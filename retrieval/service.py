@@ -10,15 +10,23 @@ from pathlib import Path
 
 from retrieval.chunking import Chunker
 from retrieval.collection import open_collections, stored_documents
-from retrieval.config import RetrievalConfig
+from retrieval.config import RetrievalConfig, SearchMode
 from retrieval.embedder import SentenceEmbedder
 from retrieval.index.record import Index
 from retrieval.ingestion import Ingestion, Progress
 from retrieval.jobs import Jobs
-from retrieval.reranker import Ranker, load_ranker
+from retrieval.reranker import LateInteractionReranker, Ranker, load_ranker, load_reranker
 from retrieval.retriever import Retriever
 from retrieval.sparse import Bm25Encoder
-from retrieval.types import Document, DocumentInfo, JobStatus, Passage, SearchRequest, SearchResult
+from retrieval.types import (
+    Document,
+    DocumentInfo,
+    JobStatus,
+    Passage,
+    Reranker,
+    SearchRequest,
+    SearchResult,
+)
 
 
 class RetrievalService:
@@ -27,15 +35,22 @@ class RetrievalService:
     Raises ``RetrievalError`` when a model can't be loaded or the index can't be opened.
     """
 
-    def __init__(self, config: RetrievalConfig, cache_folder: Path | None, data_folder: Path) -> None:
-        """``cache_folder``: where packaged models lie (``models/NAME``); ``data_folder``: index and jobs."""
+    def __init__(
+        self,
+        config: RetrievalConfig,
+        cache_folder: Path | None,
+        data_folder: Path,
+        ranker: Ranker | None = None,
+    ) -> None:
+        """``cache_folder``: where packaged models lie (``models/NAME``); ``data_folder``: index and jobs;
+        ``ranker``: instead of the one that ``config`` names."""
         self.config = config
         self._embedder = SentenceEmbedder(config.embedder, cache_folder)
         self._chunker = Chunker(config.chunking, self._embedder.tokenizer)
         self._sparse = Bm25Encoder()
         stores_tokens = config.reranker.kind == "late_interaction"
-        self._ranker: Ranker | None = None
-        if stores_tokens:
+        self._ranker = ranker
+        if stores_tokens and ranker is None:
             self._ranker = load_ranker(config.reranker, self._embedder, config.embedder.model)
         self._collections = open_collections(config.index, data_folder)
         self._name = f"{config.index.collection}-{self._fingerprint()}"
@@ -48,7 +63,8 @@ class RetrievalService:
             self._index,
             optimize_every=config.index.optimize_every,
         )
-        self._retriever = Retriever(config.search, self._embedder, self._sparse, self._index, stores_tokens)
+        self._stores_tokens = stores_tokens
+        self._retriever = self.retriever()
         self._jobs = Jobs(data_folder / "jobs", config.ingestion, lambda: self.ingestion)
         self._closed = threading.Event()
         self._rebuilding: str | None = None
@@ -57,6 +73,21 @@ class RetrievalService:
     @property
     def index(self) -> Index:
         return self._index
+
+    @property
+    def embedder(self) -> SentenceEmbedder:
+        return self._embedder
+
+    def retriever(self, mode: SearchMode | None = None) -> Retriever:
+        """Another way of searching the same index: dense, sparse or hybrid."""
+        search = self.config.search.model_copy(update={"mode": mode} if mode else {})
+        return Retriever(search, self._embedder, self._sparse, self._index, self._stores_tokens)
+
+    def reranker(self) -> Reranker:
+        """The configured reranker, sharing this service's embedder where it can."""
+        if self._ranker is not None:
+            return LateInteractionReranker(self._embedder, self._ranker)
+        return load_reranker(self.config)
 
     def search(self, request: SearchRequest) -> SearchResult:
         return self._retriever.search(request)

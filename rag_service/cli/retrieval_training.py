@@ -1,0 +1,107 @@
+"""``rag-service reranker train`` and ``rag-service tune-retrieval``."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rag_service.cli.asked import ConfigOption, DocumentsOption, LimitOption, QuestionsOption
+from rag_service.cli.index import indexed, load_settings
+from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note, progress
+
+
+def train(
+    output: Annotated[Path, typer.Argument(help="Folder for the trained reranker.")],
+    questions: QuestionsOption = None,
+    documents: DocumentsOption = None,
+    limit: LimitOption = None,
+    depth: Annotated[int, typer.Option(min=5, help="Candidates a question.")] = 30,
+    folds: Annotated[int, typer.Option(min=2, max=20, help="Folds of the held-out evaluation.")] = 5,
+    dimension: Annotated[int, typer.Option(min=8, help="Dimensions of stored token vectors.")] = 160,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train the small reranker on one's own questions, and say what it brings on held-out documents.
+
+    Use it by setting retrieval.reranker.model to the folder.
+    """
+    from retrieval.evaluation import limit_per_domain, load_questions
+    from retrieval.ranker_building import build_ranker
+
+    if not questions or not documents:
+        raise CommandError("Name files with --questions and --documents.", EXIT_USAGE, "no_questions")
+    settings = load_settings(config)
+    asked = limit_per_domain(load_questions(questions), limit)
+    with progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        built = build_ranker(
+            settings.retrieval, settings.cache_folder, documents, asked, depth, folds, dimension, watch
+        )
+    built.model.save(output)
+    result = {
+        "folder": str(output),
+        "num_examples": built.num_examples,
+        "held_out": built.held_out,
+        "before": built.before,
+    }
+    table = Table("domain", "questions", "nDCG@10 before", "nDCG@10 held out")
+    for domain, figures in built.held_out.items():
+        before = built.before[domain]["ndcg@10"]
+        table.add_row(domain, str(figures["num_questions"]), f"{before:.3f}", f"{figures['ndcg@10']:.3f}")
+    emit(result, table, as_json=as_json)
+
+
+def tune_retrieval(
+    questions: QuestionsOption = None,
+    documents: DocumentsOption = None,
+    limit: LimitOption = 20,
+    chunk_tokens: Annotated[str, typer.Option(help="Chunk sizes, with commas.")] = "128,224",
+    depths: Annotated[str, typer.Option(help="Rerank depths, with commas; 0: no reranking.")] = "0,10,20,30",
+    batch_sizes: Annotated[str, typer.Option(help="Embedding batch sizes, with commas.")] = "16",
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Sweep chunk size, embedding batch and rerank depth; print quality against latency, the frontier marked."""
+    from retrieval.evaluation import limit_per_domain, load_questions
+    from retrieval.tuning import Trial, frontier, measure, with_chunking
+
+    if not questions or not documents:
+        raise CommandError("Name files with --questions and --documents.", EXIT_USAGE, "no_questions")
+    settings = load_settings(config)
+    asked = limit_per_domain(load_questions(questions), limit)
+    trials: list[Trial] = []
+    for size, batch in itertools.product(_numbers(chunk_tokens), _numbers(batch_sizes)):
+        note(f"Chunks of {size} tokens, batches of {batch}.")
+        with indexed(settings, documents, with_chunking(settings.retrieval, size, batch)) as service:
+            trials += measure(service, asked, _numbers(depths), size, batch)
+    best = frontier(trials)
+    rows = [{**trial.as_dict(), "on_frontier": trial in best} for trial in trials]
+    table = Table(
+        "chunk tokens", "batch", "depth", "nDCG@10", "recall@10", "p50 ms", "p95 ms", "bytes a chunk", ""
+    )
+    for row in rows:
+        table.add_row(
+            *(str(row[name]) for name in ("chunk_tokens", "batch_size", "depth")),
+            *(f"{row[name]:.3f}" for name in ("ndcg@10", "recall@10")),
+            *(f"{1000 * row[name]:.1f}" for name in ("p50_seconds", "p95_seconds")),
+            str(row["bytes_per_chunk"]),
+            "frontier" if row["on_frontier"] else "",
+        )
+    emit({"trials": rows}, table, as_json=as_json)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise CommandError(f"{text!r} is no list of whole numbers.", EXIT_USAGE, "bad_number") from None

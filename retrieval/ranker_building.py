@@ -1,0 +1,181 @@
+"""From documents and questions to a trained reranker, with an honest figure beside it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.chunking import Chunker
+from retrieval.config import RetrievalConfig
+from retrieval.embedder import SentenceEmbedder
+from retrieval.evaluation import Question, relevant_chunks, score_rankings
+from retrieval.features import FeatureExtractor, inverse_document_frequencies, principal_axes
+from retrieval.loaders import Loader, LoadFailure
+from retrieval.ranking_model import RankingModel
+from retrieval.reranker import Ranker
+from retrieval.reranker_training import RankingExample, RankingTraining, fold_of, train_network
+from retrieval.service import RetrievalService
+from retrieval.token_vectors import FloatArray, unpack
+from retrieval.types import Document, Passage, RetrievalError, SearchRequest
+
+Watch = Callable[[str, int, int | None], None]
+"""Called with (what, done, all)."""
+
+POOLING = 2
+_SAMPLED_CHUNKS = 512
+"""Chunks whose token vectors choose the projection."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRanker:
+    """The model trained on every question, and figures by domain: ``before`` reranking, and ``held_out``
+    (each question ranked by a network that saw none of its document's questions)."""
+
+    model: RankingModel
+    num_examples: int
+    before: dict[str, dict[str, Any]]
+    held_out: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    question: Question
+    chunk_ids: list[str]
+    relevant: set[str]
+    example: RankingExample
+
+
+def build_ranker(
+    config: RetrievalConfig,
+    cache_folder: Path | None,
+    document_files: Sequence[Path],
+    questions: Sequence[Question],
+    depth: int,
+    num_folds: int,
+    dimension: int,
+    watch: Watch,
+) -> BuiltRanker:
+    """Index the documents in a temporary folder, search every question, train, and cross-validate.
+
+    Raises ``RetrievalError`` when a document can't be read or nothing can be learned.
+    """
+    reranker = config.reranker.model_copy(update={"kind": "late_interaction", "model": None})
+    index = config.index.model_copy(update={"url": None, "folder": None})
+    config = config.model_copy(update={"reranker": reranker, "index": index})
+    embedder = SentenceEmbedder(config.embedder, cache_folder)
+    documents = _load(config, document_files)
+    projection, idf = _representation(config, embedder, documents, dimension)
+    extractor = FeatureExtractor(projection, idf, POOLING, embedder.tokenizer)
+    with tempfile.TemporaryDirectory(prefix="rag-service-") as folder:
+        service = RetrievalService(config, cache_folder, Path(folder), Ranker(extractor, None))
+        try:
+            service.ingestion.run(documents, lambda now: watch("indexing", now.num_documents, len(documents)))
+            found = _candidates(service, extractor, questions, depth, watch)
+        finally:
+            service.close()
+    shared = {"projection": projection, "idf": idf}
+
+    def trained(examples: Sequence[RankingExample]) -> RankingModel:
+        tensors = {**train_network(examples, RankingTraining()), **shared}
+        return RankingModel(tensors, POOLING, config.embedder.model, "new")
+
+    scores = _held_out_scores(found, num_folds, trained, watch)
+    asked = [candidates.question for candidates in found]
+    relevance = {candidates.question.id: candidates.relevant for candidates in found}
+    before = {candidates.question.id: candidates.chunk_ids for candidates in found}
+    after = {question_id: _reordered(before[question_id], scores[question_id]) for question_id in before}
+    examples = [candidates.example for candidates in found]
+    return BuiltRanker(
+        model=trained(examples),
+        num_examples=sum(example.teaches for example in examples),
+        before=score_rankings(asked, relevance, before),
+        held_out=score_rankings(asked, relevance, after),
+    )
+
+
+def _load(config: RetrievalConfig, files: Sequence[Path]) -> list[Document]:
+    documents: list[Document] = []
+    loader = Loader(config.ingestion, None)
+    for item in loader.load_paths([(path, f"{path.parent.name}/{path.name}") for path in files]):
+        if isinstance(item, LoadFailure):
+            raise RetrievalError(f"{item.name}: {item.reason}", "bad_documents")
+        documents.append(item)
+    return documents
+
+
+def _representation(
+    config: RetrievalConfig, embedder: SentenceEmbedder, documents: Sequence[Document], dimension: int
+) -> tuple[FloatArray, FloatArray]:
+    """The projection of token vectors and the rarity of tokens, in the precision they are stored in."""
+    chunker = Chunker(config.chunking, embedder.tokenizer)
+    texts = [chunk.indexed_text for document in documents for chunk in chunker.chunk(document)]
+    if not texts:
+        raise RetrievalError("The documents have no text.", "no_documents")
+    ids = [np.array(embedder.token_ids(text), dtype=np.int64) for text in texts]
+    idf = inverse_document_frequencies(ids, embedder.tokenizer.get_vocab_size())
+    chosen = np.random.default_rng(0).permutation(len(texts))[:_SAMPLED_CHUNKS]
+    sample = embedder.encode_passages([texts[int(i)] for i in chosen])
+    projection = principal_axes(np.concatenate([encoding.tokens for encoding in sample]), dimension)
+    return projection.astype(np.float16).astype(np.float32), idf.astype(np.float16).astype(np.float32)
+
+
+def _candidates(
+    service: RetrievalService,
+    extractor: FeatureExtractor,
+    questions: Sequence[Question],
+    depth: int,
+    watch: Watch,
+) -> list[_Candidates]:
+    @cache
+    def chunks_of(document_id: str) -> Sequence[Passage]:
+        return service.index.passages("default", document_id)
+
+    found: list[_Candidates] = []
+    for number, question in enumerate(questions, start=1):
+        watch("questions", number, len(questions))
+        relevant = relevant_chunks(question, chunks_of)
+        if not relevant:
+            continue
+        hits = service.search(SearchRequest(question.text, top_k=depth)).passages
+        passages = [hit.passage for hit in hits]
+        encoding = service.embedder.encode_queries([question.text])[0]
+        features = extractor.features(
+            extractor.query(question.text, encoding),
+            passages,
+            [unpack(passage.token_vectors or b"") for passage in passages],
+        )
+        chunk_ids = [passage.chunk_id for passage in passages]
+        flags = np.array([chunk_id in relevant for chunk_id in chunk_ids], dtype=np.bool_)
+        example = RankingExample(features, flags, question.domain, question.relevant_spans[0][0])
+        found.append(_Candidates(question, chunk_ids, relevant, example))
+    return found
+
+
+def _held_out_scores(
+    found: Sequence[_Candidates],
+    num_folds: int,
+    trained: Callable[[Sequence[RankingExample]], RankingModel],
+    watch: Watch,
+) -> dict[str, list[float]]:
+    scores: dict[str, list[float]] = {}
+    folds = [fold_of(candidates.example.document_id, num_folds) for candidates in found]
+    for fold in range(num_folds):
+        watch("folds", fold, num_folds)
+        held_out = [c for c, number in zip(found, folds, strict=True) if number == fold]
+        if held_out:
+            others = [c.example for c, number in zip(found, folds, strict=True) if number != fold]
+            model = trained(others)
+            scores.update({c.question.id: model.scores(c.example.features) for c in held_out})
+    watch("folds", num_folds, num_folds)
+    return scores
+
+
+def _reordered(chunk_ids: Sequence[str], scores: Sequence[float]) -> list[str]:
+    order = sorted(range(len(chunk_ids)), key=lambda i: -scores[i])
+    return [chunk_ids[i] for i in order]
