@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from rag_service import plots
-from rag_service.report_rendering import Tabular, footnotes_of, tabulars_of
+from rag_service.report_rendering import Tabular, date_of, drift_sentence, footnotes_of, tabulars_of
 
 TEMPLATE = "report.html.j2"
 
@@ -35,7 +34,7 @@ def html_of(report: Mapping[str, Any]) -> str:
     )
     return page_of(
         "Acceptance report",
-        f"{_date(report['since'])} to {_date(report['until'])}, {total} requests",
+        f"{date_of(report['since'])} to {date_of(report['until'])}, {total} requests",
         list(_sections(report)) if total else [],
         [] if total else ["There were no requests in this window."],
     )
@@ -91,17 +90,11 @@ def _drifts(domains: Mapping[str, Any]) -> Iterator[Section]:
         drift = figures.get("drift")
         if drift is None:
             continue
-        begun = "before this window" if drift["begun_before_window"] else _date(drift["begun_at"])
-        changed = "; ".join(
-            f"{change['dimension']} was {_shares(change['before'])} and is {_shares(change['after'])}"
-            for change in drift["changed"]
-        )
+        sentence = drift_sentence(drift)
         yield Section(
             f"Drift in {name}",
             f"{drift['num_requests']} requests since it began.",
-            remark=f"The acceptance rate {drift['direction']} from {drift['rate_before']:.3f}"
-            f" ({drift['reference']}) to {drift['rate_after']:.3f}; it began {begun}."
-            f" {'What changed: ' + changed if changed else 'Nothing else that is recorded changed'}.",
+            remark=sentence[0].upper() + sentence[1:],
         )
 
 
@@ -138,14 +131,6 @@ def _rounds(domains: Mapping[str, Any], stands_on: str) -> Iterator[Section]:
     causes = {name: figures["rounds_by_cause"] for name, figures in domains.items()}
     if any(causes.values()):
         yield Section("Rounds by how they ended", stands_on, plots.shares_by_row(causes))
-
-
-def _shares(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{value or '–'} {share:.0%}" for value, share in shares.items() if share > 0)
-
-
-def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 @cache

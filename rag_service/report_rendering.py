@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any
 
@@ -82,13 +83,14 @@ def markdown_of(report: Mapping[str, Any]) -> str:
     for table in tabulars_of(report):
         lines += [f"## {table.title.split(',')[0]}", "", _pipes(table.header)]
         lines += [_pipes(["---"] * len(table.header)), *(_pipes(row) for row in table.rows), ""]
-    return "\n".join([*lines, *footnotes_of(report), ""])
+    return "\n".join([*lines, *footnotes_of(report), *drift_sentences(report), ""])
 
 
 def tables_of(report: Mapping[str, Any]) -> list[Table]:
     """Two rich tables for a terminal: acceptance and latency."""
     tables = [rich_of(found) for found in tabulars_of(report)]
-    tables[0].caption = "\n".join(footnotes_of(report)) or None
+    notes = [*footnotes_of(report), *drift_sentences(report)]
+    tables[0].caption = Text("\n".join(notes)) if notes else None
     return tables
 
 
@@ -204,6 +206,38 @@ def footnotes_of(report: Mapping[str, Any]) -> list[str]:
     if any(found["lossy"] or found.get("num_lossy_requests") for found in figures):
         notes.append("lossy: some requests were verified by a lossy rule, whose acceptance is no α.")
     return notes
+
+
+def drift_sentences(report: Mapping[str, Any]) -> list[str]:
+    """One sentence for each domain whose acceptance rate has drifted."""
+    return [
+        f"{domain}: {drift_sentence(figures['drift'])}"
+        for domain, figures in report["domains"].items()
+        if figures.get("drift")
+    ]
+
+
+def drift_sentence(drift: Mapping[str, Any]) -> str:
+    """What drifted, since when, and what changed with it."""
+    begun = "before this window" if drift["begun_before_window"] else date_of(drift["begun_at"])
+    changed = "; ".join(
+        f"{change['dimension']} was {_shares(change['before'])} and is {_shares(change['after'])}"
+        for change in drift["changed"]
+    )
+    return (
+        f"the acceptance rate {drift['direction']} from {drift['rate_before']:.3f} ({drift['reference']})"
+        f" to {drift['rate_after']:.3f}; it began {begun}."
+        f" {'What changed: ' + changed if changed else 'Nothing else that is recorded changed'}."
+    )
+
+
+def date_of(at: float) -> str:
+    """A time as people read it."""
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{value or NONE_MARK} {share:.0%}" for value, share in shares.items() if share > 0)
 
 
 def _pipes(cells: list[str]) -> str:

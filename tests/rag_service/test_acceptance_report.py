@@ -189,6 +189,19 @@ def test_renderings_agree() -> None:
     assert "prefill" in text
 
 
+def test_drift_is_in_the_report_and_in_every_reading_of_it() -> None:
+    rng = np.random.default_rng(5)
+    records = [*simulated(rng, 120, 0.85), *simulated(rng, 60, 0.5, start=NOON + 7200, draft="d2")]
+    report = report_of(records, {"finance": 0.85})
+    drift = report["domains"]["finance"]["drift"]
+    assert drift["direction"] == "fell"
+    assert drift["begun_at"] == pytest.approx(NOON + 7200, abs=1200)
+    assert [change["dimension"] for change in drift["changed"]] == ["draft"]
+    assert report["domains"]["all"]["drift"] is None
+    assert "finance: the acceptance rate fell from 0.850 (baseline)" in rendering.markdown_of(report)
+    assert "What changed: draft was d1" in str(rendering.tables_of(report)[0].caption)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -344,6 +344,7 @@ def test_death_at_any_step_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     """Die before or after each write, sync, rename and removal of appending, compacting and merging."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow, and nothing to a process that dies
     old = tmp_path / "old"
     for number in range(9):  # as many files of a finished day as are merged
         log = RequestLog(str(old))
