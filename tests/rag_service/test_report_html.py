@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -34,6 +35,7 @@ class Outline(HTMLParser):
         self.text.append(data.strip())
 
 
+@cache
 def page() -> Outline:
     rng = np.random.default_rng(8)
     records = simulated(rng, 150, 0.85, span=20_000) + simulated(rng, 40, 0.7, domain="legal", draft=EVIL)
