@@ -183,10 +183,6 @@ class Engine:
     def _acceptance(self, request: GenerationRequest) -> AcceptanceMethod:
         """Seeded sampling is drafter-invariant, so that a seed means the same text whatever the draft does."""
         method = request.acceptance or self.config.speculation.acceptance
-        if method == "block" and request.sampling.json_schema is not None:
-            # A grammar cuts a proposal at its first forbidden token, so its length depends on its tokens: only
-            # token-wise acceptance, which judges each position by its past alone, is exact then.
-            method = "token"
         exact = method in ("token", "block")
         seeded = request.sampling.seed is not None and request.sampling.temperature > 0
         return "coupled" if exact and seeded else method

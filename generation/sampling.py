@@ -69,7 +69,7 @@ def adjust_logits(
         return logits
     out = logits.clone()
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(prompt | set(counts)), device=out.device)
+        seen = torch.tensor(sorted(prompt | set(counts)), dtype=torch.long, device=out.device)
         values = out[seen]
         penalty = sampling.repetition_penalty
         out[seen] = torch.where(values > 0, values / penalty, values * penalty)
