@@ -7,18 +7,16 @@ as YAML. Two more are folders: ``RAG_SERVICE_DATA`` and ``RAG_SERVICE_CACHE``.
 
 from __future__ import annotations
 
-import difflib
 import os
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 
 from generation.config import DraftConfig, EngineConfig, Frozen
+from rag_service.setting_names import explained
 from retrieval.config import RetrievalConfig
 
 ENVIRONMENT_PREFIX = "RAG_SERVICE_"
@@ -219,7 +217,7 @@ class Settings(Frozen):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(_sentence(error)) from None
+            raise ConfigError(explained(error, cls)) from None
 
     @property
     def model_name(self) -> str:
@@ -298,34 +296,6 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
         result[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
     return result
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
-        known = _known_names(first["loc"][:-1])
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        return f"There is no setting {path}" + (f"; did you mean {nearest[0]}?" if nearest else ".")
-    return f"The setting {path} is not usable: {first['msg']} (given: {first['input']!r})."
-
-
-def _known_names(path: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Settings
-    for part in path:
-        field = model.model_fields.get(str(part))
-        below = _alternatives(field.annotation) if field else []
-        if not below:
-            return []
-        model = below[0]
-    return list(model.model_fields)
-
-
-def _alternatives(annotation: Any) -> list[type[BaseModel]]:
-    origins = (typing.Union, types.UnionType)
-    kinds = typing.get_args(annotation) if typing.get_origin(annotation) in origins else (annotation,)
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 def _one_line(text: str) -> str:
