@@ -35,10 +35,11 @@ function bucket(report) {
   return (STEPS.find(([seconds]) => seconds >= width) ?? STEPS.at(-1))[1];
 }
 
-/** The report with its time series; the first look is at how much there is. */
+/** The report with its time series. How much there is must be known first: of this window, from the last time. */
 async function read() {
-  const report = await json(query({}));
-  return Object.keys(report.domains).length ? json(query({ bucket: bucket(report) })) : report;
+  const known = shown?.asked === wanted().window ? shown : await json(query({}));
+  const report = Object.keys(known.domains).length ? await json(query({ bucket: bucket(known) })) : known;
+  return { ...report, asked: wanted().window };
 }
 
 /** Ask for the report and show it; a newer question makes an older answer void. */

@@ -35,16 +35,25 @@ class Browser:
             options.add_argument(f"--{flag}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = Chrome(options=options, service=Service(driver))
+        self.complaints: list[str] = []
+        self.strangers: set[str] = set()
 
     def quit(self) -> None:
         self.driver.quit()
 
     def fresh(self) -> None:
         """Forget the last page: its logs, its size, its theme."""
-        self.driver.get("about:blank")
-        self.driver.get_log("browser")
-        self.driver.get_log("performance")
+        self.leave()
+        self.complaints, self.strangers = [], set()
         self.look(1280, 800)
+
+    def leave(self) -> None:
+        """Leave the page before its server goes, and keep what it logged and whom it called but its server."""
+        here = urlsplit(self.driver.current_url).netloc
+        self.driver.get("about:blank")
+        logged = self.driver.get_log("browser")
+        self.complaints += [f"{entry['level']}: {entry['message']}" for entry in logged]
+        self.strangers |= self._called() - {here}
 
     def look(self, width: int, height: int, dark: bool = False) -> None:
         """The size of the screen in pixels, and whether the system is dark."""
@@ -110,12 +119,7 @@ class Browser:
             for node in violation["nodes"]
         ]
 
-    def complaints(self) -> list[str]:
-        """What the console said since ``fresh``: errors and warnings."""
-        return [f"{entry['level']}: {entry['message']}" for entry in self.driver.get_log("browser")]
-
-    def hosts(self) -> set[str]:
-        """Everyone the page called since ``fresh``, as host and port."""
+    def _called(self) -> set[str]:
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         addresses = [
             str(event["params"]["request"]["url"])

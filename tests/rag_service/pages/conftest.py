@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -41,12 +40,12 @@ def browser(chromium: Browser, allowed_complaints: list[str]) -> Iterator[Browse
     """The browser on no page. Afterwards: nothing on the console, no call to anyone but the service."""
     chromium.fresh()
     yield chromium
-    here = urlsplit(chromium.driver.current_url).netloc
+    chromium.leave()
     complaints = [
-        line for line in chromium.complaints() if not any(allowed in line for allowed in allowed_complaints)
+        line for line in chromium.complaints if not any(allowed in line for allowed in allowed_complaints)
     ]
     assert complaints == []
-    assert chromium.hosts() <= {here}
+    assert chromium.strangers == set()
 
 
 @pytest.fixture
@@ -61,3 +60,4 @@ def open_page(browser: Browser, make_settings: MakeSettings) -> Iterator[OpenPag
             return site
 
         yield opened
+        browser.leave()
