@@ -55,19 +55,7 @@ def question_of(
     trace_id: str | None = None,
 ) -> Question:
     """``body`` with the service's defaults. Raises ``ApiError`` for an unknown model or domain, or a limit."""
-    check_model(body.model, settings)
-    check_domain(body.rag.domain, settings, "rag.domain")
-    for index, message in enumerate(body.messages):
-        check_length(message.text, settings, f"messages.{index}.content")
-    num_chars = sum(len(message.text) for message in body.messages)
-    if num_chars > CONVERSATION_FACTOR * settings.service.max_question_chars:
-        reason = f"The messages have {num_chars} characters together, too many for any context here."
-        raise ApiError(400, reason, param="messages", code="too_long")
-    num_choices = body.n or 1
-    if num_choices > settings.service.max_choices:
-        raise ApiError(
-            400, f"n may be {settings.service.max_choices} at most.", param="n", code="invalid_value"
-        )
+    _check(body, settings)
     system, history, text = _turns(body)
     retrieve = body.rag.enabled
     if retrieve:
@@ -88,12 +76,28 @@ def question_of(
         filters=body.rag.filters,
         document_ids=tuple(body.rag.document_ids),
         citations=body.rag.citations or settings.prompt.citations,
-        num_choices=num_choices,
+        num_choices=body.n or 1,
         mode=body.speculation.mode,
         acceptance=body.speculation.acceptance,
         stream=body.stream,
         trace_id=trace_id,
     )
+
+
+def _check(body: ChatRequest, settings: Settings) -> None:
+    """Raise an ``ApiError`` for what the settings do not allow."""
+    check_model(body.model, settings)
+    check_domain(body.rag.domain, settings, "rag.domain")
+    for index, message in enumerate(body.messages):
+        check_length(message.text, settings, f"messages.{index}.content")
+    num_chars = sum(len(message.text) for message in body.messages)
+    if num_chars > CONVERSATION_FACTOR * settings.service.max_question_chars:
+        reason = f"The messages have {num_chars} characters together, too many for any context here."
+        raise ApiError(400, reason, param="messages", code="too_long")
+    if (body.n or 1) > settings.service.max_choices:
+        raise ApiError(
+            400, f"n may be {settings.service.max_choices} at most.", param="n", code="invalid_value"
+        )
 
 
 def sampling_of(body: ChatRequest, settings: Settings) -> SamplingParams:
