@@ -14,9 +14,11 @@ import httpx
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
-from deployments.cluster import StartError, check_port, start_ray
+from deployments.cluster import StartError, check_port, start_ray, starts_own_ray
 from deployments.options import (
     APPLICATION,
     DeploymentName,
@@ -31,9 +33,11 @@ from rag_service.config import Settings
 
 READY_SECONDS = 300.0
 POLL_SECONDS = 0.25
+DELETING_SECONDS = 180.0
 FAILED_START = "A replica failed to start"
 """How Serve's status message begins after a constructor has raised."""
-EXCEPTION_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*: (.+)")
+EXCEPTION_LINE = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*): (.+)")
+OWN_PACKAGES = ("rag_service", "retrieval", "generation", "deployments")
 MAX_CONSTRUCTOR_TRIES = 3
 
 logger = logging.getLogger(__name__)
@@ -123,16 +127,15 @@ def run(
     """
     check_scaling(settings)
     check_exposure(settings)
-    host = settings.service.host
-    port = check_port(host, settings.service.port)
-    service = RunningService(_url(host, port), start_ray(settings, address))
+    host, port = settings.service.host, settings.service.port
+    if starts_own_ray(address):
+        port = check_port(host, port)
+    owns_ray = start_ray(settings, address)
+    _refuse_second()
+    service = RunningService(_url(host, port), owns_ray)
     try:
-        _refuse_second()
         log = LoggingConfig(**logging_options())
-        serve.start(
-            http_options={"host": host, "port": port, "keep_alive_timeout_s": 75},
-            logging_config=log,
-        )
+        service = RunningService(_start_serve(host, port, log), owns_ray)
         app = application if application is not None else compose(settings)
         target = serve.RunTarget(app, APPLICATION, "/", log, not has_autoscaling(settings))
         serve.run_many(
@@ -147,13 +150,39 @@ def run(
     return service
 
 
+def _start_serve(host: str, port: int, log: LoggingConfig) -> str:
+    """Serve's address: a new one, or that of the Serve that runs on this Ray already, which cannot move."""
+    running = _http_of_running_serve()
+    if running is None:
+        port = check_port(host, port)
+        serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": 75}, logging_config=log)
+        return _url(host, port)
+    if port not in (0, running[1]):
+        raise StartError(
+            f"Serve runs on this Ray already, on port {running[1]}; take that port, or shut that Serve down."
+        )
+    return _url(*running)
+
+
+def _http_of_running_serve() -> tuple[str, int] | None:
+    try:
+        http = _get_global_client().http_config
+    except RayServeException:
+        return None
+    return str(http.host), int(http.port)
+
+
 def _refuse_second() -> None:
-    with contextlib.suppress(Exception):
-        if APPLICATION in serve.status().applications:
-            raise StartError(
-                f"A Serve application {APPLICATION!r} runs on this Ray already; stop it first "
-                f"(serve.delete), or start without RAY_ADDRESS for a Ray of its own."
-            )
+    """Raise ``StartError`` when the application runs on this Ray already; wait for one that is being deleted."""
+    ends_at = time.monotonic() + DELETING_SECONDS
+    with contextlib.suppress(RayServeException):
+        while (running := serve.status().applications.get(APPLICATION)) is not None:
+            if running.status != "DELETING" or time.monotonic() > ends_at:
+                raise StartError(
+                    f"A Serve application {APPLICATION!r} runs on this Ray already; stop it first "
+                    "(serve.delete), or start without RAY_ADDRESS for a Ray of its own."
+                )
+            time.sleep(POLL_SECONDS)
 
 
 def _wait(url: str, seconds: float) -> None:
@@ -197,11 +226,13 @@ def deploy_failure() -> str | None:
 
 
 def last_error(message: str) -> str:
-    """The sentence of the exception that a traceback ends with; the last line where there is none."""
+    """The sentence of the exception that a traceback ends with, behind its class unless it is our own."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     raised = [found for line in lines if (found := EXCEPTION_LINE.match(line))]
     if raised:
-        return raised[-1].group(1)
+        kind, sentence = raised[-1].groups()
+        package, _, name = kind.rpartition(".")
+        return sentence if package.split(".")[0] in OWN_PACKAGES else f"{name}: {sentence}"
     return lines[-1].strip() if lines else "no reason is given"
 
 

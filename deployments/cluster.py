@@ -24,6 +24,10 @@ MIN_FREE_BYTES = 512 * 2**20
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Where Ray looks for its token, below the home folder."""
 
+KILL_FROZEN = ("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
+"""A frozen replica cannot drain: without this, Serve leaves the requests it holds hanging for as long as
+draining may take. Set it for the head of a cluster too."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -61,7 +65,7 @@ def start_ray(settings: Settings, address: str | None = None) -> bool:
     """
     if ray.is_initialized():
         return False
-    wanted = address or os.environ.get("RAY_ADDRESS") or "local"
+    wanted = _wanted(address)
     _quiet()
     if wanted != "local":
         _connect(wanted)
@@ -75,6 +79,7 @@ def start_ray(settings: Settings, address: str | None = None) -> bool:
         )
     _check_space()
     _ensure_token()
+    os.environ.setdefault(*KILL_FROZEN)
     try:
         ray.init(
             address="local",
@@ -88,6 +93,15 @@ def start_ray(settings: Settings, address: str | None = None) -> bool:
     except (RayError, RuntimeError, OSError, ValueError, ConnectionError) as error:
         raise StartError(f"Ray could not be started: {_first_line(error)}.") from error
     return True
+
+
+def starts_own_ray(address: str | None = None) -> bool:
+    """Whether ``start_ray(settings, address)`` would start a private Ray."""
+    return not ray.is_initialized() and _wanted(address) == "local"
+
+
+def _wanted(address: str | None) -> str:
+    return address or os.environ.get("RAY_ADDRESS") or "local"
 
 
 def _connect(address: str) -> None:

@@ -18,13 +18,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)
 """Tests write no token into the home folder of whoever runs them."""
 
-from deployments.cluster import start_ray  # noqa: E402
+from deployments.cluster import check_port, start_ray  # noqa: E402
 from rag_service.config import Settings  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    """A private Ray. Tests start Serve in it as they need."""
+    """A private Ray with Serve on a free port."""
     assert start_ray(Settings(), address="local")
+    ray.serve.start(http_options={"host": "127.0.0.1", "port": check_port("127.0.0.1", 0)})
     yield
     ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def test_a_free_port_is_found_for_zero() -> None:
     assert check_port("127.0.0.1", port) == port
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "starts_own_ray", lambda address: True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -80,7 +82,8 @@ def test_no_room_for_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             "retrieval.types.RetrievalError: The model 'm' is missing.\n",
             "The model 'm' is missing.",
         ),
-        ("ValueError: first line\nand its second", "first line"),
+        ("ValueError: first line\nand its second", "ValueError: first line"),
+        ("  File 'x'\nIndentationError: unexpected indent", "IndentationError: unexpected indent"),
         ("nothing of the kind", "nothing of the kind"),
         ("", "no reason is given"),
     ],
@@ -92,6 +95,12 @@ def test_the_reason_is_the_exceptions_own_sentence(message: str, sentence: str) 
 def test_a_bad_config_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="top_k"):
         build_app({"prompt": {"topk": 3}})
+
+
+def test_a_serve_configs_arguments_build_the_real_application() -> None:
+    application = build_app({"prompt": {"top_k": 2}, "deployments": {"draft": {"num_replicas": 0}}})
+    assert isinstance(application, serve.Application)
+    assert list(inspect.signature(build_app).parameters) == ["args"]  # Serve takes builders of one parameter
 
 
 def test_the_application_is_composed_of_named_deployments() -> None:
@@ -120,6 +129,15 @@ def test_a_replica_that_cannot_start_is_named_with_its_reason(
 ) -> None:
     settings = Settings.load(None, {"service.port": 0, "data_folder": str(tmp_path)})
     broken: Any = deploy(settings, "Target", BrokenReplica).bind("the cache")
-    with pytest.raises(StartError, match=r"^Target cannot start: There is no model in the cache\.$"):
-        run(settings, application=broken, ready_seconds=120)
-    assert "rag" not in serve.status().applications
+    with pytest.raises(
+        StartError, match=r"^Target cannot start: RuntimeError: There is no model in the cache\.$"
+    ):
+        run(settings, application=broken, ready_seconds=300)
+    remains = serve.status().applications.get("rag")
+    assert remains is None or remains.status == "DELETING"
+
+
+def test_another_port_than_that_of_the_running_serve_is_refused(local_ray: None, tmp_path: Path) -> None:
+    settings = Settings.load(None, {"service.port": check_port("127.0.0.1", 0), "data_folder": str(tmp_path)})
+    with pytest.raises(StartError, match="Serve runs on this Ray already, on port"):
+        run(settings)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 
 from deployments import handles
@@ -142,6 +145,28 @@ async def test_an_overdue_stream_is_ended_and_cancelled(
         await text_of(GeneratorHandle(target), request("overdue", 100_000, deadline_seconds=0.2))
     assert overdue.value.code == "deadline_exceeded"
     await until(lambda: "overdue" in lines(folder / "cancelled"))
+
+
+async def test_a_frozen_replica_is_replaced_and_its_unstarted_request_answered(tmp_path: Path) -> None:
+    target = deployed(WordsTarget, tmp_path, "frozen", health_check_timeout_s=3.0)
+    handle = GeneratorHandle(target)
+    assert await text_of(handle, request("warm", 2)) == "w0 w1 "
+    pid = (await handle.status())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert await asyncio.wait_for(text_of(handle, request("held", 3)), 120) == "w0 w1 w2 "
+        assert (await handle.status())["pid"] != pid
+    finally:
+        serve.delete("frozen")
+
+
+async def test_a_killed_controller_is_not_noticed_by_those_who_ask(target: Any) -> None:
+    handle = GeneratorHandle(target)
+    controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    running = asyncio.create_task(text_of(handle, request("through", 100)))
+    ray.kill(controller, no_restart=False)
+    assert len((await running).split()) == 100
+    assert await text_of(handle, request("then", 2)) == "w0 w1 "
 
 
 async def test_status_tells_of_every_replica(target: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import ray
 from ray import serve
 
 from deployments.app import RunningService, run
@@ -233,3 +234,18 @@ def test_answers_outlive_a_killed_recorder_and_their_records_too(
     os.kill(replica("Recorder")["pid"], signal.SIGKILL)
     client.chat.completions.create(**asked())
     wait(lambda: num_requests() == before + 1)
+
+
+def test_a_killed_proxy_and_controller_come_back(client: openai.OpenAI) -> None:
+    before = client.chat.completions.create(**asked()).choices[0].message.content
+    for named in ray.util.list_named_actors(all_namespaces=True):
+        if named["name"].startswith(("SERVE_PROXY_ACTOR", "SERVE_CONTROLLER_ACTOR")):
+            ray.kill(ray.get_actor(named["name"], namespace=named["namespace"]), no_restart=False)
+
+    def answers() -> bool:
+        try:
+            return client.chat.completions.create(**asked()).choices[0].message.content == before
+        except openai.APIConnectionError:
+            return False
+
+    wait(answers)
