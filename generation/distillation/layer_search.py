@@ -18,6 +18,10 @@ _SKIPPED = 10
 """First positions left out of the influence: they carry the attention sink's huge norm."""
 
 
+class TooManyLayers(ValueError):
+    """More layers are asked for than the target has; ``str()`` says both numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerScores:
     """One layer: mean of 1 - cosine(input, output); largest mean attention of a head to the previous token,
@@ -58,7 +62,9 @@ def choose_layers(scores: list[LayerScores], count: int) -> list[int]:
     above it, then those of most influence."""
     last = len(scores) - 1
     if not 1 <= count <= len(scores):
-        raise ValueError(f"The target has {len(scores)} layers: a draft of {count} cannot be made of them.")
+        raise TooManyLayers(
+            f"The target has {len(scores)} layers: a draft of {count} cannot be made of them."
+        )
     previous = max(range(len(scores) // 2), key=lambda layer: scores[layer].previous, default=0)
     above = range(previous + 1, len(scores))
     induction = max(above, key=lambda layer: scores[layer].induction, default=last)

@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from generation.distillation.dataset import Example
@@ -312,6 +319,7 @@ def train(
         verify=verify,
         rate=config.learning_rate,
     )
+    trainer.remove_callback(PrinterCallback)  # it prints to standard output, which is the command's result
     last: str | None = get_last_checkpoint(str(folder))  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=last)
     return draft.eval()
