@@ -32,10 +32,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "tiny"
     make_target().save_pretrained(folder)
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0"))).save_pretrained(
-        folder
-    )
+    _save_tokenizer(folder, "w")
     return folder
 
 
@@ -96,10 +93,7 @@ def test_a_created_draft_has_the_layers_and_ids_asked_for(target: Path, tmp_path
 def test_a_causal_model_with_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make_target(1).save_pretrained(other)
-    words = {f"x{number}": number for number in range(VOCABULARY)}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="x0"))).save_pretrained(
-        other
-    )
+    _save_tokenizer(other, "x")
     found = run("draft", "create", "--target", target, "--from", other, "--output", tmp_path / "d", status=1)
     assert "another tokenizer" in found["error"]["message"]
     assert not (tmp_path / "d").exists()
