@@ -86,7 +86,7 @@ def markov_model(
 def random_table(vocab_size: int, seed: int, sharpness: float = 1.0) -> npt.NDArray[np.float64]:
     """Rows of random distributions; ``sharpness`` above 1 makes them more peaked."""
     weights = np.random.default_rng(seed).exponential(size=(vocab_size, vocab_size)) ** sharpness
-    return weights / weights.sum(-1, keepdims=True)
+    return np.asarray(weights / weights.sum(-1, keepdims=True), dtype=np.float64)
 
 
 def chain_probability(table: Table, last: int, token_ids: Sequence[int]) -> float:

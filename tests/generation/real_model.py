@@ -28,7 +28,9 @@ def model_folder() -> Path:
     cache = os.environ.get("RAG_SERVICE_CACHE") or Path.home() / ".cache" / "rag-service"
     folder = Path(cache) / "models" / "smollm2-135m-instruct"
     if not (folder / "model.safetensors").exists():
-        pytest.skip(f"the packaged target is not in the model cache ({folder}): run `rag-service models fetch`")
+        pytest.skip(
+            f"the packaged target is not in the model cache ({folder}): run `rag-service models fetch`"
+        )
     return folder
 
 
@@ -115,7 +117,9 @@ def first_difference(left: list[int], right: list[int]) -> int | None:
     return None
 
 
-def assert_same_or_tie(model: LoadedModel, prompt: tuple[int, ...], left: list[int], right: list[int]) -> bool:
+def assert_same_or_tie(
+    model: LoadedModel, prompt: tuple[int, ...], left: list[int], right: list[int]
+) -> bool:
     """True when two greedy answers part at a near-tie of logits; fails when they part elsewhere."""
     place = first_difference(left, right)
     if place is None:

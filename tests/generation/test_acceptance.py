@@ -30,9 +30,7 @@ def context(token_ids: Sequence[int], vocab_size: int) -> int:
 
 
 def path_probability(tables: Tables, token_ids: Sequence[int], vocab_size: int) -> float:
-    return float(
-        np.prod([tables[i][context(token_ids[:i], vocab_size), t] for i, t in enumerate(token_ids)])
-    )
+    return float(np.prod([tables[i][context(token_ids[:i], vocab_size), t] for i, t in enumerate(token_ids)]))
 
 
 def as_proposal(draft: Tables, token_ids: Sequence[int], kinds: Sequence[DrafterKind] = ()) -> DraftProposal:
@@ -40,7 +38,7 @@ def as_proposal(draft: Tables, token_ids: Sequence[int], kinds: Sequence[Drafter
     vocab_size = draft[0].shape[-1]
     rows = [draft[i][context(token_ids[:i], vocab_size)] for i in range(len(token_ids))]
     ids = np.tile(np.arange(vocab_size), (len(token_ids), 1))
-    return DraftProposal(tuple(token_ids), ids, np.stack(rows), tuple(kinds))  # type: ignore[arg-type]
+    return DraftProposal(tuple(token_ids), ids, np.stack(rows), tuple(kinds))
 
 
 def exact(
@@ -204,7 +202,7 @@ def test_top_m_supports_are_exact(pair: tuple[Tables, Tables, int], m: int, rule
         return DraftProposal(
             tuple(drafted),
             np.stack([ids[i][place] for i, place in enumerate(places)]),
-            np.stack([kept[i][place][ids[i][place]] for i, place in enumerate(places)]),  # type: ignore[arg-type]
+            np.stack([kept[i][place][ids[i][place]] for i, place in enumerate(places)]),
         )
 
     assert_exact(RULES[rule], target, kept, k, shipped)
@@ -223,9 +221,11 @@ def test_point_masses_are_exact_and_gain_nothing_from_blocks(
     vocab_size = draft[0].shape[-1]
     copied = data.draw(st.lists(st.integers(0, vocab_size - 1), min_size=k, max_size=k))
     tables = one_hot_tables(copied, vocab_size)
+    kind: DrafterKind = "passages"
+    copied_kinds = (kind,) * k
 
     def ids_only(_: Tables, drafted: Sequence[int]) -> DraftProposal:
-        return DraftProposal(tuple(drafted), kinds=("passages",) * k)
+        return DraftProposal(tuple(drafted), kinds=copied_kinds)
 
     tokens = assert_exact(RULES[rule], target, tables, k, ids_only)
     reach = [path_probability(target, copied[: i + 1], vocab_size) for i in range(k)]
@@ -262,7 +262,9 @@ def test_an_empty_proposal_is_plain_decoding() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8).filter(lambda w: sum(w) > 0.01), st.integers(0, 40))
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8).filter(lambda w: sum(w) > 0.01), st.integers(0, 40)
+)
 def test_inverse_cdf_shares(weights: list[float], cell: int) -> None:
     """Each index owns exactly its share of [0, 1): both sides of every boundary are right."""
     array = np.array(weights)
@@ -303,7 +305,9 @@ def test_greedy_keeps_the_common_prefix(target_ids: list[int], drafted: list[int
 
 
 @given(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.lists(st.integers(0, 2), max_size=3))
-def test_coupled_says_the_targets_own_draws_whatever_is_proposed(drawn: list[int], drafted: list[int]) -> None:
+def test_coupled_says_the_targets_own_draws_whatever_is_proposed(
+    drawn: list[int], drafted: list[int]
+) -> None:
     rows = np.tile(TARGET, (len(drafted) + 1, 1))
     verification = acceptance.verify_coupled(drawn[: len(drafted) + 1], rows, DraftProposal(tuple(drafted)))
     assert verification.token_ids == tuple(drawn[: verification.num_accepted + 1])

@@ -6,7 +6,7 @@ caps. The reference is a plain transformers forward over the whole text, an argm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,12 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 
 def save(config: PretrainedConfig, folder: Path, seed: int) -> Any:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(folder)
     words = {f"w{number}": number for number in range(V)}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0"))).save_pretrained(folder)
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0"))).save_pretrained(folder)
     return model
 
 
@@ -135,8 +137,8 @@ class Trio:
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    yield Trio(request.param, tmp_path_factory.mktemp(request.param))
+def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    return Trio(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def test_texts_depend_on_more_than_the_last_token(trio: Trio) -> None:

@@ -182,7 +182,9 @@ def test_before_anything_is_measured_it_decides_something_valid() -> None:
     made = Controller(max_draft_tokens=3, modes=("off", "lookahead"))
     decision = made.decide("legal", 8, draft_open=True)
     assert 0 <= decision.num_draft_tokens <= 3
-    assert Controller(max_draft_tokens=3, modes=("off",)).decide("x", 1, draft_open=True) == Decision("off", 0)
+    assert Controller(max_draft_tokens=3, modes=("off",)).decide("x", 1, draft_open=True) == Decision(
+        "off", 0
+    )
 
 
 def test_alpha_forgets_slowly_and_starts_at_its_prior() -> None:

@@ -99,11 +99,7 @@ def test_cut_at_the_first_stop_wherever_the_pieces_break(stops: list[str], piece
     out, stopped, held = streamed(stops, pieces)
     # A stop ends the text as soon as it is complete: the earliest end counts, then the earliest beginning
     # among what had been read by then.
-    ends = [
-        end
-        for end in range(len(whole) + 1)
-        if any(whole[:end].endswith(stop) for stop in stops)
-    ]
+    ends = [end for end in range(len(whole) + 1) if any(whole[:end].endswith(stop) for stop in stops)]
     assert stopped == bool(ends)
     if not stopped:
         assert out == whole

@@ -1,4 +1,4 @@
-"""The draft's side of the wire: prefixes, duplicates, eviction, refusals, and tables that say what the draft says."""
+"""The draft's side of the wire: prefixes, duplicates, eviction, refusals, tables that say what it says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ TEXT = tuple(torch.randint(0, 128, (40,), generator=torch.Generator().manual_see
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LoadedModel]:
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, LoadedModel]:
     """A tiny real model: its keys and windows matter. ``(reference, loaded)``."""
     folder: Path = tmp_path_factory.mktemp("draft")
     config = LlamaConfig(**COMMON) if request.param == "llama" else MistralConfig(**COMMON, sliding_window=16)
@@ -60,9 +62,7 @@ def ask(
     sampling: SamplingParams = GREEDY,
     fanout: tuple[int, ...] = (),
 ) -> DraftRequest:
-    return DraftRequest(
-        request_id, round_id, len(text), text[have:], k, budget, sampling, proposal, fanout
-    )
+    return DraftRequest(request_id, round_id, len(text), text[have:], k, budget, sampling, proposal, fanout)
 
 
 def table(reply: DraftReply) -> LookaheadTable:
@@ -98,7 +98,9 @@ def test_asked_now_it_says_its_own_continuation(model: tuple[Any, LoadedModel]) 
     assert reply.branches == {NOW: DraftProposal(continuation(reference, TEXT, 5))}
 
 
-def check_table(reference: Any, text: tuple[int, ...], proposal: DraftProposal, reply: LookaheadTable) -> None:
+def check_table(
+    reference: Any, text: tuple[int, ...], proposal: DraftProposal, reply: LookaheadTable
+) -> None:
     """Every branch is the draft's own continuation of (text, accepted tokens, outcome token)."""
     assert reply.branches
     for (num_accepted, token_id), branch in reply.branches.items():
@@ -235,7 +237,8 @@ def test_a_trimmed_head_speaks_in_vocabulary_ids() -> None:
     probs = random_table(8, seed=2)
     model = markov_model(probs)
     kept = torch.tensor([1, 4, 6])
-    model.head.logits = model.head.logits[:, kept]
+    head: Any = model.head
+    head.logits = head.logits[:, kept]
     model.id_map = kept
     draft = DraftWorker(model, num_slots=2, slot_length=64)
     greedy = table(one(draft, ask("g", 0, (2,), k=2))).branches[NOW]
@@ -343,9 +346,9 @@ def test_an_empty_batch_is_fine(model: tuple[Any, LoadedModel]) -> None:
 
 def test_long_prompts_are_taken_in_pieces(tmp_path: Path) -> None:
     reference = save(LlamaConfig(**{**COMMON, "max_position_embeddings": 2048}), tmp_path, seed=4)
-    loaded = load_model(
-        ModelConfig(model=str(tmp_path), dtype="float32", device="cpu", packed_linear=False)
-    )
+    loaded = load_model(ModelConfig(model=str(tmp_path), dtype="float32", device="cpu", packed_linear=False))
     text = (TEXT * 30)[:1100]
-    reply = table(one(worker(loaded, slot_length=1200), ask(text=text, budget=2, proposal=DraftProposal((7,)))))
+    reply = table(
+        one(worker(loaded, slot_length=1200), ask(text=text, budget=2, proposal=DraftProposal((7,))))
+    )
     check_table(reference, text, DraftProposal((7,)), reply)

@@ -41,7 +41,7 @@ TableOfProbs = npt.NDArray[np.float64]
 def adversarial() -> TableOfProbs:
     """Bets on what the target likes least."""
     weights = 1.0 / (TARGET + 0.02)
-    return weights / weights.sum(-1, keepdims=True)
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
 DRAFTS: Mapping[str, TableOfProbs] = {
@@ -51,7 +51,9 @@ DRAFTS: Mapping[str, TableOfProbs] = {
 }
 
 
-def expected(temperature_table: TableOfProbs = TARGET, last: int = PROMPT[-1]) -> dict[tuple[int, ...], float]:
+def expected(
+    temperature_table: TableOfProbs = TARGET, last: int = PROMPT[-1]
+) -> dict[tuple[int, ...], float]:
     return {
         answer: chain_probability(temperature_table, last, answer)
         for answer in itertools.product(range(V), repeat=LENGTH)
@@ -260,7 +262,7 @@ def test_coupled_fits_and_is_the_same_text_whatever_drafts(draft: str) -> None:
     """Seeded requests: 1,500 seeds fit the target, and each seed's text is the plain engine's."""
     num_samples = 1500
     link = ScriptedLink(lambda _: None) if draft == "empty" else worker_link(DRAFTS[draft])
-    options = {"batch": 64, "max_waiting": 8000, "num_tokens": 64 * 64}
+    options: dict[str, Any] = {"batch": 64, "max_waiting": 8000, "num_tokens": 64 * 64}
     if draft != "empty":
         assert isinstance(link, LocalLink)
         link.worker = DraftWorker(markov_model(DRAFTS[draft]), num_slots=64, slot_length=64)

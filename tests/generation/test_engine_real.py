@@ -38,7 +38,9 @@ def prompts(real: tuple[Any, Any]) -> list[tuple[int, ...]]:
     return [prompt_ids(real[1], question, num_tokens=56) for question in corpus_questions(20)]
 
 
-def engine(real: tuple[Any, Any], mode: str = "off", *, draft: bool = False, k: int = 3, **options: Any) -> Any:
+def engine(
+    real: tuple[Any, Any], mode: str = "off", *, draft: bool = False, k: int = 3, **options: Any
+) -> Any:
     """``draft``: the target as its own model draft, so that long runs are accepted."""
     link = LocalLink(DraftWorker(real[0], num_slots=8, slot_length=SLOT + 64)) if draft else None
     speculation = {

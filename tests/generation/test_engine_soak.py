@@ -114,7 +114,7 @@ def test_five_hundred_mixed_requests_leave_everything_free() -> None:
         assert [chunk.finish_reason for chunk in answer.chunks].count(None) == len(answer.chunks) - 1
         assert answer.last.stats is not None
         assert answer.last.timings is not None
-    reasons = {reason: 0 for reason in ("stop", "length", "cancelled", "error")}
+    reasons = dict.fromkeys(("stop", "length", "cancelled", "error"), 0)
     for answer in answers.values():
         reasons[str(answer.last.finish_reason)] += 1
     assert all(reasons.values()), reasons  # deadlines are the errors
@@ -177,9 +177,7 @@ def test_nan_logits_end_one_request_alone_and_leave_no_trace() -> None:
     engine = make_engine(model, cache={"block_size": 4})
     plain = run(make_engine(target()), [make_request("b", [1, 2], max_tokens=8)])["b"]
     sick = [1, 2, 3, 4, 9]
-    got = run(
-        engine, [make_request("a", [*sick, 9], max_tokens=8), make_request("b", [1, 2], max_tokens=8)]
-    )
+    got = run(engine, [make_request("a", [*sick, 9], max_tokens=8), make_request("b", [1, 2], max_tokens=8)])
     assert got["a"].last.finish_reason == "error"
     assert got["a"].last.error is not None
     assert "not numbers" in got["a"].last.error
@@ -267,9 +265,7 @@ def test_a_draft_that_is_not_a_number_costs_nothing_but_its_proposals() -> None:
 
 def test_a_draft_that_says_too_much_is_cut_to_the_room_left() -> None:
     link = ScriptedLink(lambda request: DraftProposal((1,) * 16, kinds=("passages",) * 16))
-    engine = make_engine(
-        target(), colocated=link, batch=1, num_tokens=64, speculation={"mode": "colocated"}
-    )
+    engine = make_engine(target(), colocated=link, batch=1, num_tokens=64, speculation={"mode": "colocated"})
     got = run(engine, [make_request("a", [1] * 58, max_tokens=50, ignore_eos=True)])["a"]
     assert got.last.finish_reason == "length"
     assert len(got.token_ids) == 6

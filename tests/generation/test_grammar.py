@@ -42,7 +42,8 @@ def tokenizer() -> Any:
     letters = {("Ġ" if c == " " else c): i for i, c in enumerate(ALPHABET)}
     made = Tokenizer(BPE({**letters, "<end>": END}, merges=[]))
     made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=made, eos_token="<end>")
 
 
 def ids(text: str) -> list[int]:

@@ -104,7 +104,9 @@ def test_equal_blocks_after_different_texts_are_different() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=15), st.integers(1, 6))
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=15), st.integers(1, 6)
+)
 def test_whatever_comes_back_is_right_under_eviction(texts: list[list[int]], num_blocks: int) -> None:
     slots = pool(2)
     cache = PrefixCache(slots, block_size=3, num_blocks=num_blocks)

@@ -110,7 +110,10 @@ def test_a_tokens_logits_are_bitwise_the_same_alone_in_a_proposal_and_in_company
         together = runner.forward([Segment(s, start[s], text[start[s] :])], range(6))
         assert torch.equal(together, alone[s]), f"text {s}, verification of width 6"
     # Everyone's proposals of different widths in one step, beside a piece of prompt.
-    segments, rows, wanted, row = [], [], [], 0
+    segments: list[Segment] = []
+    rows: list[int] = []
+    wanted: list[torch.Tensor] = []
+    row = 0
     for s, (text, width) in enumerate(zip(texts, (6, 2, 4), strict=True)):
         segments.append(Segment(s, start[s], text[start[s] : start[s] + width]))
         rows.extend(range(row, row + width))

@@ -38,7 +38,7 @@ class FakeSlots:
 class FakeVerdict:
     verification: Verification | None = None
     error: GenerationError | None = None
-    proposal: DraftProposal = DraftProposal()
+    proposal: DraftProposal = field(default_factory=DraftProposal)
     logprobs: list[TokenLogprob] | None = None
 
 
