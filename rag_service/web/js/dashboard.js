@@ -11,6 +11,7 @@ import { clock, plotly } from "./plot.js";
 const REFRESH_MILLISECONDS = 60_000;
 const ALL = "all";
 const REQUESTS_A_STEP = 8;
+const MAX_STEPS = 400; // as the service allows
 const STEPS = [[60, "1m"], [300, "5m"], [900, "15m"], [3600, "1h"], [10_800, "3h"], [21_600, "6h"], [43_200, "12h"], [86_400, "1d"], [604_800, "7d"]];
 
 let asked = 0;
@@ -30,16 +31,20 @@ function bucket(report) {
   const counts = Object.entries(report.domains).filter(([name]) => (domain ? name === domain : name !== ALL))
     .map(([, figures]) => figures.num_requests).sort((a, b) => a - b);
   const typical = counts[Math.floor(counts.length / 2)] ?? 0;
-  const steps = Math.min(60, Math.max(4, typical / REQUESTS_A_STEP));
-  const width = (report.until - report.since) / steps;
-  return (STEPS.find(([seconds]) => seconds >= width) ?? STEPS.at(-1))[1];
+  const { buckets, width } = seriesOf(report, domain || ALL);
+  const filled = buckets.length ? buckets.at(-1).start + width - buckets[0].start : report.until - report.since;
+  const ideal = filled / Math.min(60, Math.max(4, typical / REQUESTS_A_STEP));
+  const away = ([seconds]) => Math.abs(Math.log(seconds / ideal));
+  const allowed = STEPS.filter(([seconds]) => (report.until - report.since) / seconds <= MAX_STEPS);
+  return allowed.reduce((best, step) => (away(step) < away(best) ? step : best))[1];
 }
 
 /** The report with its time series. How much there is must be known first: of this window, from the last time. */
 async function read() {
-  const known = shown?.asked === wanted().window ? shown : await json(query({}));
+  const { window: span } = wanted();
+  const known = shown?.asked === span ? shown : await json(query({ bucket: "auto" }));
   const report = Object.keys(known.domains).length ? await json(query({ bucket: bucket(known) })) : known;
-  return { ...report, asked: wanted().window };
+  return { ...report, asked: span };
 }
 
 /** Ask for the report and show it; a newer question makes an older answer void. */

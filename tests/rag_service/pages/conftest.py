@@ -9,11 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from tests.rag_service.conftest import MakeSettings
-from tests.rag_service.pages.site import Site, serving
-
-pytest.importorskip("selenium", reason="needs selenium, of the dev extra")
-
 from tests.rag_service.pages.browser import Browser
+from tests.rag_service.pages.site import Site, serving
 
 OpenPage = Callable[..., Site]
 
