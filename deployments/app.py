@@ -166,10 +166,10 @@ def _start_serve(host: str, port: int, log: LoggingConfig) -> str:
 
 def _http_of_running_serve() -> tuple[str, int] | None:
     try:
-        http = _get_global_client().http_config
+        client = _get_global_client()
     except RayServeException:
         return None
-    return str(http.host), int(http.port)
+    return (str(client.http_config.host), int(client.http_config.port)) if client else None
 
 
 def _refuse_second() -> None:

@@ -244,7 +244,7 @@ def test_a_killed_proxy_and_controller_come_back(client: openai.OpenAI) -> None:
 
     def answers() -> bool:
         try:
-            return client.chat.completions.create(**asked()).choices[0].message.content == before
+            return bool(client.chat.completions.create(**asked()).choices[0].message.content == before)
         except openai.APIConnectionError:
             return False
 
