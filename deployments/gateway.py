@@ -39,7 +39,8 @@ class Gateway:
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._settings, self._backends)
+        # Serve appends its own x-request-id to every answer.
+        return create_app(self._settings, self._backends, tell_request_id=False)
 
 
 GatewayIngress = serve.ingress()(Gateway)

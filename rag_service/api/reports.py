@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from rag_service.api.face import face_of
 from rag_service.api.replies import ERRORS
+from rag_service.config import OTHER_DOMAIN
 from rag_service.errors import ApiError
 from rag_service.report_query import ReportQuery, ReportQueryError
 
@@ -43,7 +44,7 @@ async def acceptance(
     await face.admit(request, "analyst")
     query = dict(request.query_params)
     try:
-        ReportQuery.of(query, time.time(), face.settings.service.domains)
+        ReportQuery.of(query, time.time(), (*face.settings.service.domains, OTHER_DOMAIN))
         query.pop("format", None)
         report = await face.backends.recorder.acceptance(query)
     except ReportQueryError as error:
