@@ -159,3 +159,20 @@ def permission(record: GateRecord | None, force: Force, target: str, draft: str)
         hint = ", which is below .6: only force 'even_slow' would use it" if slow and force != "no" else ""
         return Permission(False, f"{reason}{hint}. Only passages propose. Distil it further, then: {command}")
     return Permission(True, f"{reason}; it is used because the configuration forces it.")
+
+
+def pair_permission(gates_folder: Path, target: ModelConfig, draft: ModelConfig, force: Force) -> Permission:
+    """What the pair's record allows: looked for in ``gates_folder``, then beside the draft itself.
+
+    Both configurations name folders (or files) whose weights are read for their fingerprints. A record that
+    cannot be trusted allows nothing that ``force`` does not.
+    """
+    names = Path(target.model).name, Path(draft.model).name
+    try:
+        record = find_record(
+            [gates_folder, Path(draft.model)], model_fingerprint(target), model_fingerprint(draft)
+        )
+    except GateRecordError as error:
+        found = permission(None, force, *names)
+        return Permission(found.allowed, f"{error} {found.warning}")
+    return permission(record, force, *names)

@@ -20,8 +20,9 @@ from rag_service.config import Settings
 from rag_service.models import resolve
 from rag_service.prompt import PromptBudget, build_prompt
 from rag_service.tokenizer import load_tokenizer
+from retrieval.reranker import load_reranker
 from retrieval.service import RetrievalService
-from retrieval.types import Document, ScoredPassage, SearchRequest
+from retrieval.types import Document, Reranker, ScoredPassage, SearchRequest
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, all)."""
@@ -100,9 +101,12 @@ def service_prompts(
         try:
             if documents:
                 _ingest(service, documents, progress)
+            reranker = (
+                load_reranker(settings.retrieval, settings.cache_folder) if settings.prompt.rerank else None
+            )
             prompts = []
             for number, question in enumerate(questions, 1):
-                passages = _search(service, settings, question)
+                passages = _search(service, reranker, settings, question)
                 prompt = build_prompt(
                     tokenizer, question.question, passages, system=settings.prompt.system, budget=budget
                 )
@@ -126,9 +130,18 @@ def _ingest(service: RetrievalService, documents: Sequence[Document], progress: 
             progress("documents", min(start + 64, len(documents)), len(documents))
 
 
-def _search(service: RetrievalService, settings: Settings, question: AskedQuestion) -> list[ScoredPassage]:
-    request = SearchRequest(question.question, domain=question.domain, top_k=settings.prompt.top_k)
-    return list(service.search(request).passages)
+def _search(
+    service: RetrievalService, reranker: Reranker | None, settings: Settings, question: AskedQuestion
+) -> list[ScoredPassage]:
+    """As the pipeline does it: candidates of the question's domain, then the reranker's order."""
+    count = max(settings.prompt.candidates, settings.prompt.top_k)
+    found = service.search(SearchRequest(question.question, domain=question.domain, top_k=count)).passages
+    if reranker is None or not found:
+        return list(found)
+    passages = [scored.passage for scored in found]
+    scores = reranker.score(question.question, passages)
+    ranked = [ScoredPassage(*pair) for pair in zip(passages, scores, strict=True)]
+    return sorted(ranked, key=lambda scored: -scored.score)
 
 
 def _rows(paths: Iterable[Path]) -> Iterator[tuple[dict[str, Any], str]]:

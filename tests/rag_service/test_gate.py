@@ -21,6 +21,7 @@ from rag_service.gate_record import (
     GateRecordError,
     find_record,
     model_fingerprint,
+    pair_permission,
     permission,
     record_from,
     write_record,
@@ -180,6 +181,31 @@ def test_a_changed_target_file_invalidates_the_record(
         model.lm_head.weight[3, 3] += 0.01
     model.save_pretrained(tmp_path / "target")
     assert find_record([tmp_path / "gates"], model_fingerprint(target), model_fingerprint(draft)) is None
+
+
+def test_a_pair_is_looked_up_in_the_services_folder_and_beside_the_draft(
+    many: dict[str, list[RequestOutcome]], tmp_path: Path
+) -> None:
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    target, draft = (ModelConfig(model=str(tmp_path / name)) for name in ("target", "draft"))
+    gates = tmp_path / "gates"
+    missing = pair_permission(gates, target, draft, "no")
+    assert not missing.allowed
+    assert "has no gate record" in missing.warning
+    prints: dict[str, Any] = {
+        "target_fingerprint": model_fingerprint(target),
+        "draft_fingerprint": model_fingerprint(draft),
+    }
+    path = write_record(_judged(many, min_alpha=0.6, **prints), tmp_path / "draft")
+    assert pair_permission(gates, target, draft, "no").allowed
+    path.write_text(path.read_text(encoding="utf-8").replace('"passed": true', '"passed": false', 1))
+    edited = pair_permission(gates, target, draft, "no")
+    assert not edited.allowed
+    assert "changed after it was written" in edited.warning
+    write_record(_judged(many, min_alpha=0.6, **prints), gates)  # the service's own record goes first
+    assert pair_permission(gates, target, draft, "no").allowed
 
 
 def test_the_fingerprint_ignores_the_dtype_and_heeds_the_quantisation(tmp_path: Path) -> None:
