@@ -51,7 +51,7 @@ class Browser:
         """Leave the page before its server goes, and keep what it logged and whom it called but its server."""
         here = urlsplit(self.driver.current_url).netloc
         self.driver.get("about:blank")
-        logged = self.driver.get_log("browser")
+        logged = self._log("browser")
         self.complaints += [f"{entry['level']}: {entry['message']}" for entry in logged]
         self.strangers |= self._called() - {here}
 
@@ -119,8 +119,12 @@ class Browser:
             for node in violation["nodes"]
         ]
 
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        driver: Any = self.driver  # selenium types everything but this
+        return list(driver.get_log(kind))
+
     def _called(self) -> set[str]:
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         addresses = [
             str(event["params"]["request"]["url"])
             for event in events

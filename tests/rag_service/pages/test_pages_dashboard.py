@@ -142,6 +142,21 @@ def test_figures_and_pictures_can_be_taken_away(browser: Browser, busy: Site, tm
     assert (folder / "rounds-by-cause.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_drift_is_named_with_its_figures(
+    browser: Browser, open_page: OpenPage, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "baseline.json").write_text(BASELINE)
+    recorder = Recorder(make_settings(telemetry__baseline_file=str(tmp_path / "baseline.json")))
+    for record in simulated(np.random.default_rng(7), 120, 0.45, start=time.time() - 3000, span=2900):
+        recorder.record(record)
+    open_page("/dashboard", recorder=recorder)
+    told = browser.text("#drifts .notice")
+    assert told.startswith("α of finance fell to 0.")
+    assert "from the baseline (0.72), since before this window, on 120 requests." in told
+    drawn(browser)
+    recorder.close()
+
+
 def test_an_empty_log_says_so(browser: Browser, open_page: OpenPage, recorder: Recorder) -> None:
     open_page("/dashboard", recorder=recorder)
     assert browser.text("#empty h2") == "No requests in this window."
