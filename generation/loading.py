@@ -179,9 +179,16 @@ def _quantize(model: nn.Module, kind: str) -> None:
 def _tokenizer_size(config: ModelConfig, model_size: int) -> int:
     """Ids that the tokenizer knows; a model's embedding may be padded beyond them."""
     try:
-        return min(model_size, len(load_tokenizer(config.model, config.revision)))
+        size = len(load_tokenizer(config.model, config.revision))
     except ModelNotUsable:
         return model_size
+    if size < model_size // 2:
+        # Without tokenizer files transformers makes up a tokenizer of a few entries.
+        raise ModelNotUsable(
+            f"The tokenizer of {config.model} has {size} entries and the model {model_size}: "
+            "are the tokenizer's files beside the weights?"
+        )
+    return min(model_size, size)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

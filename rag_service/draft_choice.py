@@ -12,9 +12,10 @@ from pathlib import Path
 from generation.config import ModelConfig
 from generation.drafters.link import LocalLink
 from generation.drafters.model import DraftWorker
-from generation.loading import load_draft, load_model
+from generation.loading import ModelNotUsable, check_pair, load_draft, load_model, load_tokenizer
 from generation.model_runner import LoadedModel
 from rag_service.config import Settings
+from rag_service.gate_record import model_fingerprint, pair_permission
 from rag_service.models import resolve
 
 DRAFTS_FOLDER = Path(__file__).resolve().parent.parent / "generation" / "drafts"
@@ -49,24 +50,39 @@ def draft_config(settings: Settings) -> ModelConfig | None:
 
 
 def choose_draft(settings: Settings, target: LoadedModel) -> DraftChoice:
-    """Look at the configuration and the gate records."""
+    """Look at the configuration and the gate records.
+
+    Raises ``ModelNotUsable`` for a draft with another tokenizer: that is wrong, not merely slow.
+    """
     config = draft_config(settings)
     if config is None:
         return DraftChoice(warnings=("No draft model fits this target: passages alone propose.",))
-    name = Path(config.model).name
-    colocated = settings.engine.speculation.mode == "colocated"
-    return DraftChoice(name=name, allowed=True, colocated=colocated)
+    target_config = resolved(settings.engine.target, settings)
+    if not is_trimmed(config):
+        tokenizers = load_tokenizer(target_config.model), load_tokenizer(config.model)
+        check_pair(*tokenizers, target.name, Path(config.model).name)
+    found = pair_permission(settings.data_folder / "gates", target_config, config, settings.draft.force)
+    return DraftChoice(
+        name=Path(config.model).name,
+        fingerprint=model_fingerprint(config),
+        allowed=found.allowed,
+        colocated=settings.engine.speculation.mode == "colocated",
+        warnings=(found.warning,) if found.warning else (),
+    )
+
+
+def is_trimmed(config: ModelConfig) -> bool:
+    """Made by ``rag-service draft create``: it shares the target's embedding and so its tokenizer."""
+    return (Path(config.model) / "draft.json").exists()
 
 
 def load_draft_model(settings: Settings) -> LoadedModel:
     """The draft's weights. Raises ``generation.loading.ModelNotUsable``."""
     config = draft_config(settings)
     if config is None:
-        from generation.loading import ModelNotUsable
-
         raise ModelNotUsable("No draft model is configured and none is packaged for this target.")
     target = resolved(settings.engine.target, settings)
-    return load_draft(config, target) if (Path(config.model) / "draft.json").exists() else load_model(config)
+    return load_draft(config, target) if is_trimmed(config) else load_model(config)
 
 
 def load_colocated(settings: Settings) -> LocalLink:

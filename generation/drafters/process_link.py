@@ -17,7 +17,14 @@ from multiprocessing.connection import Connection
 from generation.drafters.link import Key, ReplyBox
 from generation.drafters.model import DraftWorker
 from generation.types import DraftReply, DraftRequest
-from generation.wire import Garbled, decode_replies, decode_requests, encode_replies, encode_requests
+from generation.wire import (
+    Garbled,
+    decode_replies,
+    decode_requests,
+    encode_replies,
+    encode_requests,
+    usable,
+)
 
 _FORGET = b"F"
 _ASK = b"A"
@@ -29,9 +36,15 @@ class ProcessLink:
 
     is_remote = True
 
-    def __init__(self, make_worker: Callable[[], DraftWorker], core: int | None = None) -> None:
-        """``core``: pin the child to this processor. Raises ``RuntimeError`` if the draft does not start."""
+    def __init__(
+        self, make_worker: Callable[[], DraftWorker], core: int | None = None, vocab_size: int = 1 << 31
+    ) -> None:
+        """``core``: pin the child to this processor; ``vocab_size``: the target's.
+
+        Raises ``RuntimeError`` if the draft does not start.
+        """``core``: pin the child to this processor; ``vocab_size``: the target's. Raises ``RuntimeError`` if the draft does not start."""
         context = multiprocessing.get_context("spawn")
+        self._vocab_size = vocab_size
         self._connection, child = context.Pipe()
         self._process = context.Process(target=_serve, args=(child, make_worker, core), daemon=True)
         self._process.start()
@@ -73,7 +86,8 @@ class ProcessLink:
             except (EOFError, OSError):
                 return
             with contextlib.suppress(Garbled):
-                self._box.put(decode_replies(data)[0])
+                replies, _ = decode_replies(data)
+                self._box.put([reply for reply in replies if usable(reply, self._vocab_size)])
 
 
 def _serve(connection: Connection, make_worker: Callable[[], DraftWorker], core: int | None) -> None:
