@@ -42,7 +42,7 @@ class ProcessLink:
         """``core``: pin the child to this processor; ``vocab_size``: the target's.
 
         Raises ``RuntimeError`` if the draft does not start.
-        """``core``: pin the child to this processor; ``vocab_size``: the target's. Raises ``RuntimeError`` if the draft does not start."""
+        """
         context = multiprocessing.get_context("spawn")
         self._vocab_size = vocab_size
         self._connection, child = context.Pipe()
