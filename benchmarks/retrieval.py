@@ -8,8 +8,6 @@ here, quality is ``rag-service evaluate retrieval``'s business. ``--quick``: 1,0
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -23,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
+from harness import parser, publish
 from qdrant_client import QdrantClient
 
 from retrieval.chunking import chunk_id
@@ -165,15 +164,9 @@ def run(num_chunks: int, cache_folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="1,000 chunks instead of 10,000")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    arguments = parser.parse_args()
+    arguments = parser("How fast retrieval is: engines, query path, ingestion.").parse_args()
     cache = Path(os.environ.get("RAG_SERVICE_CACHE") or Path.home() / ".cache" / "rag-service")
-    result = run(1000 if arguments.quick else 10_000, cache)
-    print(json.dumps(result, indent=None if arguments.json else 2))
+    publish("retrieval", run(1000 if arguments.quick else 10_000, cache), arguments.json)
     return 0
 
 

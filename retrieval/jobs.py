@@ -44,7 +44,9 @@ class Jobs:
         self._worker.start()
 
     def submit_documents(self, documents: Sequence[Document], tenant: str) -> JobStatus:
-        """Queue documents; all of them become ``tenant``'s."""
+        """Queue documents, all of them ``tenant``'s. Raises ``RetrievalError`` for another's among them."""
+        if any(document.tenant != tenant for document in documents):
+            raise RetrievalError("The documents of one job belong to one tenant.", "mixed_tenants")
         lines = [
             json.dumps({**asdict(document), "tenant": tenant}, ensure_ascii=False) for document in documents
         ]
@@ -125,7 +127,8 @@ class Jobs:
             if path.name.startswith("."):
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                self._enqueue(path.name, str(tenant))
+                with self._changed:
+                    self._enqueue(path.name, str(tenant))
 
     def _work(self) -> None:
         while True:

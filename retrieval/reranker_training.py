@@ -37,10 +37,12 @@ class RankingExample:
 class RankingTraining:
     """How the network is trained."""
 
-    width: int = 16
+    num_networks: int = 3
+    """Trained from different seeds and averaged (as one network of all their hidden units)."""
+    width: int = 32
     num_epochs: int = 20
     learning_rate: float = 3e-3
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     batch_size: int = 32
     seed: int = 0
 
@@ -58,10 +60,33 @@ def train_network(examples: Sequence[RankingExample], options: RankingTraining) 
         )
     stacked = np.concatenate([example.features for example in usable])
     mean, scale = stacked.mean(axis=0), stacked.std(axis=0) + 1e-6
-    generator = torch.Generator().manual_seed(options.seed)
     inputs, relevant, mask = _padded(usable, mean, scale)
     weights = _group_weights([example.group for example in usable])
-    features = inputs.shape[2]
+    networks = [
+        _train_one(inputs, relevant, mask, weights, options, options.seed + number)
+        for number in range(options.num_networks)
+    ]
+    first, first_bias, second = (np.concatenate(parts, axis=-1) for parts in zip(*networks, strict=True))
+    return {
+        "mean": mean.astype(np.float32),
+        "scale": scale.astype(np.float32),
+        "first": first,
+        "first_bias": first_bias,
+        "second": second / options.num_networks,
+    }
+
+
+def _train_one(
+    inputs: torch.Tensor,
+    relevant: torch.Tensor,
+    mask: torch.Tensor,
+    weights: torch.Tensor,
+    options: RankingTraining,
+    seed: int,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """One network: ``first``, ``first_bias`` and ``second``."""
+    generator = torch.Generator().manual_seed(seed)
+    num_questions, features = inputs.shape[0], inputs.shape[2]
     bound = features**-0.5
     first = ((torch.rand(features, options.width, generator=generator) * 2 - 1) * bound).requires_grad_()
     first_bias = torch.zeros(options.width, requires_grad=True)
@@ -69,10 +94,10 @@ def train_network(examples: Sequence[RankingExample], options: RankingTraining) 
     optimizer = torch.optim.AdamW(
         [first, first_bias, second], lr=options.learning_rate, weight_decay=options.weight_decay
     )
-    num_steps = options.num_epochs * -(-len(usable) // options.batch_size)
+    num_steps = options.num_epochs * -(-num_questions // options.batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.learning_rate, total_steps=num_steps)
     for _ in range(options.num_epochs):
-        for batch in torch.split(torch.randperm(len(usable), generator=generator), options.batch_size):
+        for batch in torch.split(torch.randperm(num_questions, generator=generator), options.batch_size):
             hidden = torch.nn.functional.gelu(inputs[batch] @ first + first_bias, approximate="tanh")
             logs = torch.log_softmax((hidden @ second).masked_fill(~mask[batch], -1e4), dim=1)
             wanted = relevant[batch]
@@ -82,9 +107,8 @@ def train_network(examples: Sequence[RankingExample], options: RankingTraining) 
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-    learned = {"first": first, "first_bias": first_bias, "second": second}
-    arrays = {name: tensor.detach().numpy().astype(np.float32) for name, tensor in learned.items()}
-    return {"mean": mean.astype(np.float32), "scale": scale.astype(np.float32), **arrays}
+    learned = [tensor.detach().numpy().astype(np.float32) for tensor in (first, first_bias, second)]
+    return learned[0], learned[1], learned[2]
 
 
 def fold_of(document_id: str, num_folds: int) -> int:

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 _ATX = re.compile(r"^(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
-_UNDERLINE = re.compile(r"^([=\-~^\"'*+#.:_`])\1{2,}[ \t]*$")
+_UNDERLINE = re.compile(r"^([=\-~^\"'*+#.:_])\1{2,}[ \t]*$")
+_FENCE = re.compile(r"^[ \t]*(`{3}|~{3})")
 _MAX_LABEL = 160
 _MAX_ENCLOSING = 3
 
@@ -33,9 +34,9 @@ def find_headings(text: str) -> list[Heading]:
     fenced = False
     for line in text.splitlines(keepends=True):
         stripped = line.rstrip()
-        if stripped.lstrip().startswith(("```", "~~~")) and not _UNDERLINE.match(stripped):
+        if _FENCE.match(stripped) and not ("~" in stripped and _is_title(previous, stripped)):
             fenced = not fenced
-        if not fenced:
+        elif not fenced:
             atx = _ATX.match(stripped)
             underline = _UNDERLINE.match(stripped)
             if atx:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from retrieval.index.edge import EdgeIndex
 from retrieval.index.record import Index, IndexQuery, SparseVector
 from retrieval.index.server import ServerIndex
 from retrieval.types import RetrievalError
+from tests.retrieval.kills import killed_in_between, killed_while_writing
 from tests.retrieval.stored import make_document
 
 
@@ -159,26 +159,9 @@ def test_readers_see_one_whole_version_while_writers_race(index: Index) -> None:
     assert len({text.split()[1] for text in texts(index)}) == 1
 
 
-def _killed_in_between(folder: Path, when: str) -> None:
-    index = EdgeIndex(folder, 4)
-    index.replace(make_document(version="v1", num_chunks=3))
-    update, calls = index._update, []
-
-    def dying(operation: object) -> None:
-        calls.append(operation)
-        if when == "before going live" and len(calls) == 2:
-            os._exit(9)
-        update(operation)
-        if when == "before removal" and len(calls) == 2:
-            os._exit(9)
-
-    index._update = dying  # type: ignore[method-assign]
-    index.replace(make_document(version="v2", num_chunks=2))
-
-
 @pytest.mark.parametrize("when", ["before going live", "before removal"])
 def test_a_hard_kill_in_mid_replacement_leaves_one_whole_version(tmp_path: Path, when: str) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_killed_in_between, args=(tmp_path, when))
+    process = multiprocessing.get_context("spawn").Process(target=killed_in_between, args=(tmp_path, when))
     process.start()
     process.join()
     assert process.exitcode == 9
@@ -188,15 +171,8 @@ def test_a_hard_kill_in_mid_replacement_leaves_one_whole_version(tmp_path: Path,
     index.close()
 
 
-def _killed_while_writing(folder: Path) -> None:
-    index = EdgeIndex(folder, 4)
-    index.replace(make_document(version="v1", num_chunks=3))
-    index._update = lambda operation: os._exit(9)  # type: ignore[method-assign]
-    index.replace(make_document(version="v2", num_chunks=2))
-
-
 def test_a_hard_kill_before_the_new_version_is_whole_leaves_the_old_one(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_killed_while_writing, args=(tmp_path,))
+    process = multiprocessing.get_context("spawn").Process(target=killed_while_writing, args=(tmp_path,))
     process.start()
     process.join()
     index = EdgeIndex(tmp_path, 4)

@@ -70,7 +70,7 @@ def test_tenants_are_apart_in_every_call(filled: RetrievalService) -> None:
 def test_the_reranker_uses_stored_vectors_and_agrees_with_fresh_ones(
     filled: RetrievalService, cache_folder: Path
 ) -> None:
-    query = "Who must be asked before keeping a dog?"
+    query = "Do pets need written consent?"
     passages = [hit.passage for hit in filled.search(SearchRequest(query, top_k=5)).passages]
     assert all(passage.token_vectors for passage in passages)
     reranker = load_reranker(RetrievalConfig(), cache_folder)
@@ -90,6 +90,11 @@ def test_ingesting_again_changes_nothing_and_a_change_replaces(filled: Retrieval
     texts = [p.text for p in filled.document("lease", "default")[1]]  # type: ignore[index]
     assert texts == ["The tenant pays rent of 950 pounds."]
     assert filled.index.count() <= before
+
+
+def test_documents_of_several_tenants_are_refused_in_one_job(service: RetrievalService) -> None:
+    with pytest.raises(RetrievalError, match="one tenant"):
+        service.ingest([LEASE, replace(ASTHMA, tenant="globex")])
 
 
 def test_a_bad_document_fails_alone(service: RetrievalService) -> None:
@@ -147,7 +152,8 @@ def test_a_queued_job_can_be_cancelled(service: RetrievalService) -> None:
 
 def test_other_settings_rebuild_the_index_behind_the_alias(cache_folder: Path, tmp_path: Path) -> None:
     service = RetrievalService(RetrievalConfig(), cache_folder, tmp_path)
-    service.wait(service.ingest([LEASE, replace(ASTHMA, tenant="globex")]).id)
+    service.wait(service.ingest([LEASE]).id)
+    service.wait(service.ingest([replace(ASTHMA, tenant="globex")]).id)
     service.close()
     smaller = RetrievalConfig(chunking=ChunkingConfig(max_tokens=16, overlap_tokens=4))
     service = RetrievalService(smaller, cache_folder, tmp_path)

@@ -14,7 +14,7 @@ def test_packing_keeps_ids_exactly_and_vectors_nearly() -> None:
     back = unpack(pack(TokenVectors(vectors, ids, 5)))
     assert back.num_context == 5
     assert (back.ids == ids).all()
-    assert float((back.vectors * vectors).sum(axis=1).min()) > 0.9999
+    assert float((back.vectors * vectors).sum(axis=1).min()) > 0.995
 
 
 def test_damaged_bytes_are_refused() -> None:
