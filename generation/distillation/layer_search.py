@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 _PERIOD = 60
+_NEAR_BEST = 0.75
 _SKIPPED = 10
 """First positions left out of the influence: they carry the attention sink's huge norm."""
 
@@ -58,14 +59,20 @@ def score_layers(target: PreTrainedModel, seed: int = 0) -> list[LayerScores]:
 
 
 def choose_layers(scores: list[LayerScores], count: int) -> list[int]:
-    """``count`` layers in order: the first, the last, the best previous-token layer, the best induction layer
-    above it, then those of most influence."""
+    """``count`` layers in order: the first, the last, a previous-token layer, the best induction layer above it,
+    then those of most influence.
+
+    The previous-token layer is the lowest that comes near the best: the closer to the embedding, the more of
+    what a layer expects of its input the draft has.
+    """
     last = len(scores) - 1
     if not 1 <= count <= len(scores):
         raise TooManyLayers(
             f"The target has {len(scores)} layers: a draft of {count} cannot be made of them."
         )
-    previous = max(range(len(scores) // 2), key=lambda layer: scores[layer].previous, default=0)
+    lower = scores[: len(scores) // 2]
+    best = max((score.previous for score in lower), default=0.0)
+    previous = next((i for i, score in enumerate(lower) if score.previous >= _NEAR_BEST * best), 0)
     above = range(previous + 1, len(scores))
     induction = max(above, key=lambda layer: scores[layer].induction, default=last)
     by_influence = sorted(range(len(scores)), key=lambda layer: -scores[layer].influence)

@@ -34,6 +34,7 @@ def test_copying_layers_go_before_influential_ones() -> None:
     scores = [LayerScores(0.02, 0.1, 0.0) for _ in range(10)]
     scores[0] = LayerScores(0.9, 0.1, 0.0)
     scores[2] = LayerScores(0.1, 0.7, 0.0)
+    scores[4] = LayerScores(0.02, 0.8, 0.0)  # a better one, but further up
     scores[6] = LayerScores(0.03, 0.2, 0.9)
     scores[8] = LayerScores(0.5, 0.0, 0.1)
     assert choose_layers(scores, 4) == [0, 2, 6, 9]
