@@ -18,7 +18,6 @@ from ray.serve.config import RequestRouterConfig
 
 from deployments.options import deployment_options
 from deployments.worker import Worker
-from generation.drafters.model import DraftWorker
 from generation.types import DraftRefusal, DraftReply, DraftRequest
 from generation.wire import Garbled, decode_requests, encode_replies
 from rag_service.config import Settings
@@ -38,7 +37,10 @@ class DraftReplica:
     """Answers bytes with bytes (``generation.wire``)."""
 
     def __init__(self, settings: Settings) -> None:
+        # Here, not above: the process that builds the application imports this module and needs no torch.
         import torch
+
+        from generation.drafters.model import DraftWorker
 
         config = settings.draft
         torch.set_num_threads(max(1, config.draft.num_threads if config.draft else 1))

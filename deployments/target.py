@@ -21,8 +21,6 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.draft_link import ServeDraftLink
 from deployments.options import deployment_options
-from generation.engine import Engine
-from generation.loading import load_model, load_tokenizer
 from generation.types import GenerationChunk, GenerationError, GenerationRequest
 from rag_service.config import Settings
 from rag_service.draft_choice import choose_draft, load_colocated, resolved
@@ -36,7 +34,11 @@ class TargetReplica:
     """Generates for the gateways. See ``rag_service.backends.GeneratorBackend``."""
 
     def __init__(self, settings: Settings, draft: DeploymentHandle[Any] | None = None) -> None:
+        # Here, not above: the process that builds the application imports this module and needs no torch.
         import torch
+
+        from generation.engine import Engine
+        from generation.loading import load_model, load_tokenizer
 
         config = settings.engine
         torch.set_num_threads(max(1, config.target.num_threads))

@@ -2,21 +2,24 @@
 
 A model draft that has not been gated with this exact target can make decoding slower; without a passing gate
 record it stays off (passages remain) and a warning names the command that gates it.
+
+Whoever only asks which draft there is (the process that starts the service) must not pay for importing torch:
+what loads models is imported where it is used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from generation.config import ModelConfig
-from generation.drafters.link import LocalLink
-from generation.drafters.model import DraftWorker
-from generation.loading import ModelNotUsable, check_pair, load_draft, load_model, load_tokenizer
-from generation.model_runner import LoadedModel
 from rag_service.config import Settings
-from rag_service.gate_record import model_fingerprint, pair_permission
 from rag_service.models import resolve
+
+if TYPE_CHECKING:
+    from generation.drafters.link import LocalLink
+    from generation.model_runner import LoadedModel
 
 DRAFTS_FOLDER = Path(__file__).resolve().parent.parent / "generation" / "drafts"
 """Where packaged drafts lie: ``<target name>-draft``."""
@@ -57,6 +60,9 @@ def choose_draft(settings: Settings, target: LoadedModel) -> DraftChoice:
     config = draft_config(settings)
     if config is None:
         return DraftChoice(warnings=("No draft model fits this target: passages alone propose.",))
+    from generation.loading import check_pair, load_tokenizer
+    from rag_service.gate_record import model_fingerprint, pair_permission
+
     target_config = resolved(settings.engine.target, settings)
     if not is_trimmed(config):
         tokenizers = load_tokenizer(target_config.model), load_tokenizer(config.model)
@@ -78,6 +84,8 @@ def is_trimmed(config: ModelConfig) -> bool:
 
 def load_draft_model(settings: Settings) -> LoadedModel:
     """The draft's weights. Raises ``generation.loading.ModelNotUsable``."""
+    from generation.loading import ModelNotUsable, load_draft, load_model
+
     config = draft_config(settings)
     if config is None:
         raise ModelNotUsable("No draft model is configured and none is packaged for this target.")
@@ -87,6 +95,9 @@ def load_draft_model(settings: Settings) -> LoadedModel:
 
 def load_colocated(settings: Settings) -> LocalLink:
     """A draft inside the target's own process."""
+    from generation.drafters.link import LocalLink
+    from generation.drafters.model import DraftWorker
+
     engine = settings.engine
     length = engine.cache.num_tokens // engine.max_batch_size
     length += engine.speculation.branch_budget * engine.speculation.num_draft_tokens + 64

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from generation.drafters.model import DraftWorker
 from generation.types import DraftReply, DraftRequest
+
+if TYPE_CHECKING:  # the target's side of a remote draft runs without torch
+    from generation.drafters.model import DraftWorker
 
 Key = tuple[str, int]
 """(request id, round id): what a reply answers."""

@@ -39,7 +39,6 @@ SETTINGS: dict[str, Any] = {
     "service.port": 0,
     "draft.draft": {"model": MODEL},
     "draft.force": "yes",
-    "draft.force": "yes",
     "engine.speculation.mode": "synchronous",
     "engine.speculation.passages": False,
     "engine.speculation.num_draft_tokens": 3,

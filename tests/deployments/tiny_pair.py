@@ -46,7 +46,8 @@ def save_tiny_model(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t2"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t0").save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t0")  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(folder)
 
 
 def tiny_settings(folder: Path, data: Path, **overrides: Any) -> Settings:

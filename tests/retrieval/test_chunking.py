@@ -11,7 +11,7 @@ from retrieval.config import ChunkingConfig
 from retrieval.types import Document
 
 TOKENIZER = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-TOKENIZER.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+TOKENIZER.pre_tokenizer = pre_tokenizers.Whitespace()
 CHUNKER = Chunker(ChunkingConfig(max_tokens=40, overlap_tokens=8, context_tokens=10), TOKENIZER)
 
 
