@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from generation.distillation.continuation import Sampling
-from generation.distillation.dataset import generate, read_dataset
+from generation.distillation.dataset import Example, generate, read_dataset
 from generation.distillation.draft_model import (
     DraftCard,
     DraftModel,
@@ -30,7 +30,6 @@ from generation.distillation.draft_model import (
 )
 from generation.distillation.layer_search import choose_layers, score_layers
 from generation.distillation.offline import OfflineAcceptance, offline_acceptance
-from generation.distillation.on_policy import on_policy_examples
 from generation.distillation.prompts import (
     DistillationPrompt,
     check_no_leak,
@@ -44,6 +43,7 @@ from generation.packing import pack_linears
 
 Progress = Callable[[str, int, int], None]
 Line = dict[str, Any]
+Figures = dict[str, OfflineAcceptance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,19 @@ class DistillationPlan:
     def data_folder(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def draft_folder(self) -> Path:
+        return self.folder / "draft"
+
 
 @dataclass(frozen=True, slots=True)
 class DistillationResult:
     """Offline figures of the held-out prompts by ``domain/temperature``, before and after."""
 
     draft_folder: Path
-    before: dict[str, OfflineAcceptance]
-    after: dict[str, OfflineAcceptance]
-    quantised: dict[str, OfflineAcceptance]
+    before: Figures
+    after: Figures
+    quantised: Figures
     num_training: int
     num_held_out: int
     num_answer_tokens: int
@@ -186,10 +190,7 @@ def distil(
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_prompts(plan.folder / "prompts.jsonl", [*training, *held_out])
     generate_data(plan, progress)
-    kept = {prompt.id for prompt in training}
-    examples = list(read_dataset(plan.data_folder))
-    train_set = [example for example in examples if example.prompt.id in kept]
-    held_set = [example for example in examples if example.prompt.id not in kept]
+    train_set, held_set = recorded(plan, training)
     before = by_name(offline_acceptance(draft, held_set))
     log = plan.folder / "log.jsonl"
 
@@ -200,19 +201,12 @@ def distil(
             report(line)
 
     draft = train(draft, train_set, held_set, plan.folder / "checkpoints", plan.training, verify, record)
-    after = by_name(offline_acceptance(draft, held_set))
-    folder = plan.folder / "draft"
-    head_size = int(draft.head.weight.shape[0])
-    card = DraftCard(
-        plan.target_name, target_fingerprint(plan.target_folder), tuple(layers), head_size, plan.quantization
-    )
-    save_draft(draft, folder, card)
-    quantised = by_name(offline_acceptance(load_draft(folder, plan.target_folder), held_set))
+    after, saved = finish(plan, draft, layers, held_set)
     return DistillationResult(
-        draft_folder=folder,
+        draft_folder=plan.draft_folder,
         before=before,
         after=after,
-        quantised=quantised,
+        quantised=saved,
         num_training=len(train_set),
         num_held_out=len(held_set),
         num_answer_tokens=sum(len(a.token_ids) for e in train_set for a in e.continuations),
@@ -221,52 +215,29 @@ def distil(
     )
 
 
-def on_policy_rounds(
-    plan: DistillationPlan,
-    result: DistillationResult,
-    rounds: int,
-    progress: Progress | None = None,
-    report: Callable[[Line], None] | None = None,
-) -> DistillationResult:
-    """Train on the draft's own answers, scored by the target, mixed with the recorded ones; ``rounds`` times.
-
-    A round has a quarter of the first training's time or steps, and its own ``checkpoints-N``.
-    """
-    training, _ = split_prompts(read_prompts(plan.folder / "prompts.jsonl"))
+def recorded(
+    plan: DistillationPlan, training: Sequence[DistillationPrompt]
+) -> tuple[list[Example], list[Example]]:
+    """The recorded examples of the training prompts, and those of all others."""
     kept = {prompt.id for prompt in training}
     examples = list(read_dataset(plan.data_folder))
-    train_set = [example for example in examples if example.prompt.id in kept]
-    held_set = [example for example in examples if example.prompt.id not in kept]
-    draft, layers = continue_from(result.draft_folder, plan.target_folder)
-    target = load_target(plan.target_folder, pack=True)
-    sampling = replace(plan.sampling, end_ids=plan.sampling.end_ids or end_ids(target))
-    minutes, steps = plan.training.minutes, plan.training.max_steps
-    config = replace(
-        plan.training,
-        minutes=None if minutes is None else minutes / 4,
-        max_steps=steps if minutes is not None else max(1, steps // 4),
-        learning_rate=plan.training.learning_rate / 4,
+    return (
+        [example for example in examples if example.prompt.id in kept],
+        [example for example in examples if example.prompt.id not in kept],
     )
-    for number in range(1, rounds + 1):
 
-        def tell(done: int, total: int, name: str = f"on-policy answers, round {number}") -> None:
-            if progress is not None:
-                progress(name, done, total)
 
-        own = on_policy_examples(draft.eval(), target, train_set, sampling, plan.training.seed + number, tell)
-        folder = plan.folder / f"checkpoints-{number}"
-        draft = train(draft, [*train_set, *own], held_set, folder, config, None, report)
+def finish(
+    plan: DistillationPlan, draft: DraftModel, layers: Sequence[int], held_out: Sequence[Example]
+) -> tuple[Figures, Figures]:
+    """Save the draft; its figures as trained and as saved."""
+    head_size = int(draft.head.weight.shape[0])
     card = DraftCard(
-        plan.target_name,
-        target_fingerprint(plan.target_folder),
-        tuple(layers),
-        int(draft.head.weight.shape[0]),
-        plan.quantization,
+        plan.target_name, target_fingerprint(plan.target_folder), tuple(layers), head_size, plan.quantization
     )
-    save_draft(draft, result.draft_folder, card)
-    after = by_name(offline_acceptance(draft, held_set))
-    saved = by_name(offline_acceptance(load_draft(result.draft_folder, plan.target_folder), held_set))
-    return replace(result, after=after, quantised=saved)
+    save_draft(draft, plan.draft_folder, card)
+    saved = load_draft(plan.draft_folder, plan.target_folder)
+    return by_name(offline_acceptance(draft, held_out)), by_name(offline_acceptance(saved, held_out))
 
 
 def read_log(path: Path) -> list[Line]:

@@ -10,8 +10,6 @@ import typer
 from rag_service.cli.asked import (
     ConfigOption,
     DocumentsOption,
-    DraftOption,
-    HeldOutOption,
     LimitOption,
     QuestionsOption,
     TargetOption,
@@ -37,6 +35,9 @@ WorkersOption = Annotated[int, typer.Option(min=1, help="Processes that run the 
 
 def register(app: typer.Typer) -> None:
     """Add ``draft`` to the command line."""
+    from rag_service.cli.draft_evaluation import evaluate
+
+    draft.command()(evaluate)
     app.add_typer(draft, name="draft")
 
 
@@ -123,71 +124,6 @@ def distill(
 
 
 @draft.command()
-def evaluate(
-    target: TargetOption = None,
-    model: DraftOption = None,
-    questions: QuestionsOption = None,
-    documents: DocumentsOption = None,
-    limit: LimitOption = 4,
-    held_out: HeldOutOption = False,
-    temperature: Annotated[str, typer.Option(help="Temperatures, with commas.")] = "0,0.7",
-    num_draft_tokens: Annotated[int, typer.Option("--tokens", min=1, max=16, help="K, a round.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
-    model_alone: Annotated[
-        bool, typer.Option("--model-alone", help="The draft model without passages.")
-    ] = False,
-    against: Annotated[
-        str | None, typer.Option(help="Another draft to compare with, as if it replaced this one.")
-    ] = None,
-    against_target: Annotated[
-        str | None, typer.Option(help="Another target to compare with, as if it replaced this one.")
-    ] = None,
-    config: ConfigOption = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """The α table of one pair; with --against, whether another draft or target differs beyond noise."""
-    from rag_service.comparison import compare_acceptance
-    from rag_service.config import Settings
-    from rag_service.measurement import Setup, acceptance_table
-    from rag_service.pair import load_pair, with_models
-
-    settings = with_models(Settings.load(config), target, model)
-    values = _temperatures(temperature)
-    setups = {
-        one: Setup("colocated", num_draft_tokens, one, passages=not model_alone, max_tokens=max_tokens)
-        for one in values
-    }
-    with bars() as watch:
-        prompts = asked_prompts(settings, questions, documents, limit=limit, held_out=held_out, watch=watch)
-        named = load_pair(settings)
-        outcomes = {
-            one: named.pair.run(prompts, setup, _counting(watch, f"T={one:g}", len(prompts)))
-            for one, setup in setups.items()
-        }
-        others = {}
-        if against is not None or against_target is not None:
-            other = load_pair(with_models(settings, against_target, against))
-            others = {
-                one: other.pair.run(prompts, setup, _counting(watch, f"other, T={one:g}", len(prompts)))
-                for one, setup in setups.items()
-            }
-    tables = {f"{one:g}": acceptance_table(found) for one, found in outcomes.items()}
-    result: dict[str, Any] = {
-        "target": named.target,
-        "draft": named.draft,
-        "drafters": setups[values[0]].drafters,
-        **tables[f"{values[0]:g}"],
-        "temperatures": tables,
-    }
-    if others:
-        result["comparison"] = {
-            f"{one:g}": [row.as_dict() for row in compare_acceptance(outcomes[one], others[one])]
-            for one in values
-        }
-    emit(result, _evaluation(result), as_json=as_json)
-
-
-@draft.command()
 def improve(
     work: Annotated[Path, typer.Option("--work", help="Work folder; a killed run in it goes on.")],
     since: Annotated[str, typer.Option(help="Window of the request log that ends now: 24h, 7d.")] = "7d",
@@ -208,10 +144,6 @@ def improve(
 
     result, shown = run(work, since, domain or [], questions, documents, minutes, workers, min_alpha, config)
     emit(result, shown, as_json=as_json)
-
-
-def _counting(watch: Any, what: str, total: int) -> Any:
-    return lambda done: watch(what, done, total)
 
 
 def _target_folder(settings: Settings) -> Path:
@@ -239,16 +171,6 @@ def _layers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise CommandError("--layers takes whole numbers with commas.", EXIT_USAGE, "usage") from None
-
-
-def _temperatures(text: str) -> list[float]:
-    try:
-        values = list(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
-    except ValueError:
-        values = []
-    if not values or min(values) < 0:
-        raise CommandError("Temperatures are numbers from 0 up, with commas.", EXIT_USAGE, "usage")
-    return values
 
 
 def _texts(settings: Settings, paths: list[Path] | None) -> list[list[int]]:
@@ -313,7 +235,8 @@ def _distil(
     watch: Any,
 ) -> DistillationResult:
     from generation.distillation.prompts import split_prompts
-    from rag_service.distilling import continue_from, distil, new_draft, on_policy_rounds
+    from rag_service.distilling import continue_from, distil, new_draft
+    from rag_service.on_policy_rounds import on_policy_rounds
 
     if start is not None:
         model, kept = continue_from(start, plan.target_folder)
@@ -368,22 +291,3 @@ def _distilled_table(result: DistillationResult) -> Any:
     for row in found.rows:
         table.add_row(*row)
     return table
-
-
-def _evaluation(result: dict[str, Any]) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-
-    from rag_service.training_report import verified_table
-
-    shown: list[Any] = []
-    for temperature, figures in result["temperatures"].items():
-        found = verified_table(figures)
-        title = f"{result['draft']} for {result['target']}, {result['drafters']}, temperature {temperature}"
-        table = Table(*found.header, title=title)
-        for row in found.rows:
-            table.add_row(*row)
-        shown.append(table)
-    for temperature, rows in result.get("comparison", {}).items():
-        shown += [f"Temperature {temperature}: {row['sentence']}" for row in rows]
-    return Group(*shown)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from generation.distillation.clock import Clock
 from generation.distillation.dataset import Example
 from generation.distillation.draft_model import DraftModel, create_draft
 from generation.distillation.offline import offline_acceptance
 from generation.distillation.prompts import is_held_out
-from generation.distillation.training import Clock, TrainingConfig, train
+from generation.distillation.training import TrainingConfig, train
 from tests.generation.distillation.conftest import VOCABULARY
 
 CONFIG = TrainingConfig(
