@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -26,7 +27,8 @@ from rag_service.config import Settings
 from rag_service.draft_choice import choose_draft, load_colocated, resolved
 
 logger = logging.getLogger(__name__)
-IDLE_SECONDS = 0.5
+STUCK_SECONDS = 120.0
+"""A step that runs longer hangs (a kernel that never returns): Serve then replaces the replica."""
 Command = Callable[[], None]
 
 
@@ -61,6 +63,7 @@ class TargetReplica:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._survey: asyncio.Task[None] | None = None
         self._failure: str | None = None
+        self._stepping_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -131,6 +134,9 @@ class TargetReplica:
         """Serve replaces the replica when this raises: the engine's thread has died."""
         if not self._thread.is_alive():
             raise RuntimeError(self._failure or "the engine's thread has ended")
+        stuck = time.monotonic() - self._stepping_since if self._stepping_since is not None else 0.0
+        if stuck > STUCK_SECONDS:
+            raise RuntimeError(f"one step of the engine has run for {stuck:.0f} seconds")
 
     def _attach(self) -> None:
         """Bind to the loop that serves requests, and begin to survey the draft."""
@@ -153,12 +159,14 @@ class TargetReplica:
                 continue
             except queue.Empty:
                 pass
+            self._stepping_since = time.monotonic()
             try:
                 for chunk in engine.step():
                     self._deliver(chunk)
             except Exception:
                 logger.exception("a step of the engine failed; its requests end with an error")
                 self._fail_all()
+            self._stepping_since = None
 
     def _add(
         self,

@@ -42,7 +42,7 @@ class CacheConfig(Frozen):
     num_tokens: int = Field(default=16384, ge=64)
     """Tokens the slots of running sequences hold together; a sequence gets an equal share."""
     prefix_caching: bool = True
-    prefix_tokens: int = Field(default=8192, ge=0)
+    prefix_tokens: int = Field(default=4096, ge=0)
     """Tokens of the prefix cache, beside the slots."""
 
 
