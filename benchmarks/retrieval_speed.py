@@ -1,6 +1,6 @@
 """How fast retrieval is: engines, the query path at 10,000 chunks, ingestion against the bare embedder.
 
-    python benchmarks/retrieval.py [--quick] [--json]
+    python benchmarks/retrieval_speed.py [--quick] [--json]
 
 Texts are made up of common words, vectors of the packaged embedder; the number of chunks is what matters
 here, quality is ``rag-service evaluate retrieval``'s business. ``--quick``: 1,000 chunks.
@@ -166,7 +166,7 @@ def run(num_chunks: int, cache_folder: Path) -> dict[str, Any]:
 def main() -> int:
     arguments = parser("How fast retrieval is: engines, query path, ingestion.").parse_args()
     cache = Path(os.environ.get("RAG_SERVICE_CACHE") or Path.home() / ".cache" / "rag-service")
-    publish("retrieval", run(1000 if arguments.quick else 10_000, cache), arguments.json)
+    publish("retrieval_speed", run(1000 if arguments.quick else 10_000, cache), arguments.json)
     return 0
 
 
