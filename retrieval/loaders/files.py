@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import io
+import itertools
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -173,8 +174,15 @@ def expand_paths(patterns: Iterable[str]) -> list[tuple[Path, str]]:
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not matches:
                 raise RetrievalError(f"There is no file {pattern!r}.", "file_not_found")
-            found.update((match, match.name) for match in matches if match.is_file())
+            root = _static_part(path)
+            found.update((match, match.relative_to(root).as_posix()) for match in matches if match.is_file())
     return list(found.items())
+
+
+def _static_part(pattern: Path) -> Path:
+    """The folder before the first part with a wildcard."""
+    parts = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+    return Path(*parts)
 
 
 def _readable(file: Path, root: Path) -> bool:

@@ -197,6 +197,7 @@ def test_paths_folders_and_globs(tmp_path: Path) -> None:
         path.write_text("words")
     assert [name for _, name in expand_paths([str(tmp_path)])] == ["a.txt", "sub/b.md"]
     assert [name for _, name in expand_paths([str(tmp_path / "sub" / "*.md")])] == ["b.md"]
+    assert [name for _, name in expand_paths([str(tmp_path / "*" / "*.md")])] == ["sub/b.md"]
     with pytest.raises(RetrievalError, match="no file"):
         expand_paths([str(tmp_path / "missing.txt")])
 
