@@ -115,7 +115,7 @@ class PromptConfig(Frozen):
     passage_tokens: int = Field(default=700, ge=16)
     history_tokens: int = Field(default=1024, ge=0)
     """Earlier turns in the prompt; the oldest go first."""
-    candidates: int = Field(default=20, ge=1, le=500)
+    candidates: int = Field(default=30, ge=1, le=500)
     """Passages searched for, before reranking."""
     rerank: bool = True
     min_score: float | None = None
