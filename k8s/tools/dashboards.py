@@ -13,6 +13,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "monitoring" / "dashboards"
 WIDTH, HEIGHT = 8, 8
 DOMAIN = '{domain=~"$domain"}'
 SERVE = '{application="rag"}'
+ADMITTED = 'outcome=~"ok|error|overloaded"'
+FAILED = 'outcome=~"error|overloaded"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ SERVICE = [
         "Share that failed or was refused for load",
         [
             (
-                'sum(rate(rag_requests_total{domain=~"$domain", outcome=~"error|overloaded"}[$__rate_interval])) / '
-                'sum(rate(rag_requests_total{domain=~"$domain", outcome=~"ok|error|overloaded"}[$__rate_interval]))',
+                f'sum(rate(rag_requests_total{{domain=~"$domain", {FAILED}}}[$__rate_interval])) / '
+                f'sum(rate(rag_requests_total{{domain=~"$domain", {ADMITTED}}}[$__rate_interval]))',
                 "share",
             )
         ],
@@ -124,7 +126,9 @@ GENERATION = [
         "Accepted of drafted",
         [
             (
-                f"{rate('rag_spec_accepted_tokens_total', 'drafter')} / {rate('rag_spec_draft_tokens_total', 'drafter')}",
+                rate("rag_spec_accepted_tokens_total", "drafter")
+                + " / "
+                + rate("rag_spec_draft_tokens_total", "drafter"),
                 "{{drafter}}",
             )
         ],
@@ -146,7 +150,8 @@ GENERATION = [
         "Tokens a round",
         [
             (
-                f"1 + {rate('rag_spec_accepted_tokens_total', 'domain')} / {rate('rag_spec_rounds_total', 'domain')}",
+                f"1 + {rate('rag_spec_accepted_tokens_total', 'domain')} / "
+                + rate("rag_spec_rounds_total", "domain"),
                 "{{domain}}",
             )
         ],
@@ -195,7 +200,7 @@ RETRIEVAL = [
         "Searches a second",
         [
             (
-                'sum by (domain) (rate(rag_stage_seconds_count{domain=~"$domain", stage="search"}[$__rate_interval]))',
+                rate("rag_stage_seconds_count", "domain", '{domain=~"$domain", stage="search"}'),
                 "{{domain}}",
             )
         ],

@@ -66,7 +66,7 @@ def _rows() -> list[tuple[str, str, str]]:
         top, _, rest = path.partition(".")
         name, _, field = rest.partition(".")
         shared = top == "deployments" and field != "retry_unstarted"
-        known, text = rows.setdefault(f"deployments.*.{field}" if shared else path, ({}, docstring))
+        known, _ = rows.setdefault(f"deployments.*.{field}" if shared else path, ({}, docstring))
         known[name if shared else ""] = default
     return [(path, _one(defaults), text) for path, (defaults, text) in rows.items()]
 
@@ -115,7 +115,7 @@ def table() -> str:
         if top != section:
             section = top
             lines += ["", f"### {top}", "", "| setting | default | what and why |", "|---|---|---|"]
-        said = reason(path, docstring, known).replace("|", "\\|")
+        said = reason(path, docstring, known).replace("|", "\\|").replace("``", "`")
         lines.append(f"| `{path}` | `{default}` | {said} |")
     return "\n".join(lines).strip() + "\n"
 

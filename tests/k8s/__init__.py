@@ -1,0 +1,1 @@
+"""The manifests, alerts, dashboards and operations handbook, held to the code without a cluster."""
