@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -98,6 +97,7 @@ def test_rayservice_is_valid_by_kuberays_schema(overlay: str) -> None:
     if not SCHEMA.exists():
         pytest.skip(f"{SCHEMA.name} is not in ../shared/schemas")
     schema = closed(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator(schema).validate(rayservice(overlay))
 
 
@@ -204,10 +204,10 @@ def test_every_deployment_lands_in_one_group_and_fits_it(overlay: str) -> None:
             (group,) = (name for name, item in found.items() if custom in item["resources"])
             times = replicas(options)[number_of]
             asked[group] += [(actor["num_cpus"], actor.get("num_gpus", 0.0))] * times
-        for name, group in found.items():
-            pods = group["minReplicas" if number_of == 0 else "maxReplicas"]
-            cpus = pods * number(group["resources"]["CPU"])
-            gpus = pods * number(group["resources"].get("GPU", 0))
+        for name, workers in found.items():
+            pods = workers["minReplicas" if number_of == 0 else "maxReplicas"]
+            cpus = pods * number(workers["resources"]["CPU"])
+            gpus = pods * number(workers["resources"].get("GPU", 0))
             assert sum(cpu for cpu, _ in asked[name]) <= cpus, (overlay, name)
             assert sum(gpu for _, gpu in asked[name]) <= gpus, (overlay, name)
 
