@@ -70,7 +70,7 @@ class ModelRunner:
         chosen = list(rows) if len(rows) != 1 else [rows[0], rows[0]]
         if chosen != list(range(hidden.shape[0])):
             hidden = hidden[torch.tensor(chosen, dtype=torch.long, device=device)]
-        logits = self._finish(self.model.head(hidden)) if chosen else hidden.new_zeros(0, 1)
+        logits = self._finish(self.model.head(hidden)) if chosen else hidden.new_zeros(0, 1).float()
         logits = logits[: len(rows)]
         self.forward_seconds += time.perf_counter() - began
         self.num_forwards += 1

@@ -40,6 +40,8 @@ class Verifier:
         self, sequences: Seq[Sequence], proposals: Seq[DraftProposal], logits: Tensor
     ) -> list[Verdict]:
         """``logits [Σ (k_i + 1), vocab]``: the rows of each sequence's last id and its proposal, in order."""
+        if not sequences:  # a step of prompt pieces alone
+            return []
         values, ids = _best(logits)
         verdicts, start = [], 0
         for sequence, proposal in zip(sequences, proposals, strict=True):
