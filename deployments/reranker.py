@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 from deployments.batcher import Batcher
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
-from retrieval.reranker import load_reranker
 from retrieval.types import Passage, Reranker, ScoredPassage
 
 Pair = tuple[str, Sequence[Passage]]
@@ -27,6 +26,9 @@ class RerankerReplica:
     have ``max_batch_passages`` passages in all; a bad request among them fails alone."""
 
     def __init__(self, settings: Settings, reranker: Reranker | None = None) -> None:
+        # Here, not above: the process that builds the application imports this module and needs no torch.
+        from retrieval.reranker import load_reranker
+
         config = settings.retrieval
         self._reranker = reranker or load_reranker(config, settings.cache_folder)
         self._worker = Worker("Reranker")

@@ -7,7 +7,6 @@ from typing import Any
 
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
-from retrieval.service import RetrievalService
 from retrieval.types import Document, DocumentInfo, JobStatus, Passage, SearchRequest, SearchResult
 
 NUM_SEARCH_THREADS = 16
@@ -21,6 +20,9 @@ class RetrieverReplica:
     """
 
     def __init__(self, settings: Settings) -> None:
+        # Here, not above: the process that builds the application imports this module and needs no torch.
+        from retrieval.service import RetrievalService
+
         self._service = RetrievalService(settings.retrieval, settings.cache_folder, settings.data_folder)
         self._searches = Worker("Retriever", num_threads=NUM_SEARCH_THREADS)
         self._management = Worker("Retriever management", stuck_after_seconds=600.0)

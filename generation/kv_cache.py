@@ -9,6 +9,7 @@ budget never grows.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,15 @@ class CacheShape:
         return sum(2 * heads * dim * itemsize for heads, dim in self.layers)
 
 
+def _zeros(size: tuple[int, ...], shape: CacheShape) -> Tensor:
+    """Zeros that take memory on a CPU only where they are written: the budget is a bound, not a rent."""
+    if shape.device.type != "cpu":
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    itemsize = torch.empty((), dtype=shape.dtype).element_size()
+    raw = np.zeros(math.prod(size) * itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(shape.dtype).view(size)
+
+
 class SlotPool:
     """``num_slots`` slots of ``slot_length`` tokens; the lowest free slot is given first."""
 
@@ -40,8 +50,8 @@ class SlotPool:
         self.num_slots = num_slots
         self.slot_length = slot_length
         sizes = [(num_slots, heads, slot_length, dim) for heads, dim in shape.layers]
-        self.keys = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for size in sizes]
-        self.values = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for size in sizes]
+        self.keys = [_zeros(size, shape) for size in sizes]
+        self.values = [_zeros(size, shape) for size in sizes]
         self._free = set(range(num_slots))
 
     @property
@@ -84,8 +94,8 @@ class PrefixCache:
         self.block_size = block_size
         self.num_blocks = num_blocks
         sizes = [(num_blocks, heads, block_size, dim) for heads, dim in shape.layers]
-        self._keys = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for size in sizes]
-        self._values = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for size in sizes]
+        self._keys = [_zeros(size, shape) for size in sizes]
+        self._values = [_zeros(size, shape) for size in sizes]
         self._blocks: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(num_blocks))
         self.num_hit_tokens = 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import hashlib
 import warnings
 from pathlib import Path
@@ -62,6 +65,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     if config.packed_linear and device.type == "cpu" and config.quantization == "none":
         pack_linears(model)
         decoder, head = model.base_model, _head(model) or head
+        _leave_file(model)
     if config.compile:
         decoder.compile(dynamic=True)
     return LoadedModel(
@@ -154,6 +158,17 @@ def _pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
         raise ModelNotUsable(f"The model {config.model} could not be loaded: {_first_line(error)}") from error
     model.train(False).requires_grad_(False)
     return model
+
+
+def _leave_file(model: nn.Module) -> None:
+    """Copy what is left of the weights out of the mapped file, whose pages would otherwise stay in memory."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    gc.collect()
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # glibc keeps what was freed; other libraries have no trim
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _head(model: PreTrainedModel) -> nn.Module | None:
