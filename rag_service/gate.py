@@ -25,6 +25,7 @@ from rag_service.measurement import (
     acceptance_table,
     by_domain,
     figures,
+    interleaved,
     speed_up,
 )
 
@@ -64,23 +65,28 @@ def run_gate(
 ) -> GateRecord:
     """Measure ``pair`` on ``prompts`` and judge it.
 
-    Four passes at most: plain and as served at temperature 0 (speed and equality), the model alone, and as
-    served at the asked temperature when that is not 0.
+    Four ways at most, in turn on the same prompts: plain and as served at temperature 0 (speed and equality),
+    the model alone, and as served at the asked temperature when that is not 0.
     """
-
-    def measured(what: str, setup: Setup) -> list[RequestOutcome]:
-        def report(done: int) -> None:
-            if progress is not None:
-                progress(what, done, len(prompts))
-
-        return pair.run(prompts, setup, report)
-
     setup = request.setup
     greedy = replace(setup, temperature=0.0)
-    plain = measured("plain decoding", replace(greedy, mode="off"))
-    served_greedy = measured("as served", greedy)
-    model = measured("draft alone", replace(setup, passages=False))
-    served = served_greedy if setup.temperature == 0 else measured("as served, sampled", setup)
+    ways = {
+        "plain decoding": replace(greedy, mode="off"),
+        "as served": greedy,
+        "draft alone": replace(setup, passages=False),
+    }
+    if setup.temperature != 0:
+        ways["as served, sampled"] = setup
+    names = list(ways)
+
+    def report(number: int, done: int) -> None:
+        if progress is not None:
+            progress(names[number], done, len(prompts))
+
+    plain, served_greedy, model, *sampled = interleaved(
+        [(pair, way) for way in ways.values()], prompts, report
+    )
+    served = sampled[0] if sampled else served_greedy
     outcomes: dict[str, Sequence[RequestOutcome]] = {
         "plain": plain,
         "served_greedy": served_greedy,

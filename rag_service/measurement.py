@@ -6,7 +6,6 @@ and ``tune`` measure is what the service does.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -270,8 +269,21 @@ def speed_up(
     return pooled_ratio(above, below), ratio_interval(above, below)
 
 
-def timed(run: Callable[[], list[RequestOutcome]]) -> tuple[list[RequestOutcome], float]:
-    """A run and its wall-clock seconds."""
-    began = time.perf_counter()
-    outcomes = run()
-    return outcomes, time.perf_counter() - began
+def interleaved(
+    runs: Sequence[tuple[Pair, Setup]],
+    prompts: Sequence[DistillationPrompt],
+    on_done: Callable[[int, int], None] | None = None,
+    block: int = 2,
+) -> list[list[RequestOutcome]]:
+    """Several setups over the same prompts, a few prompts at a time in turn; one list of outcomes a setup.
+
+    One setup after the other would compare the machine's load then with its load now. ``on_done`` is given
+    the run's number and how many prompts it has answered.
+    """
+    outcomes: list[list[RequestOutcome]] = [[] for _ in runs]
+    for start in range(0, len(prompts), block):
+        for number, (pair, setup) in enumerate(runs):
+            outcomes[number] += pair.run(prompts[start : start + block], setup)
+            if on_done is not None:
+                on_done(number, len(outcomes[number]))
+    return outcomes

@@ -18,7 +18,15 @@ from generation.config import Mode
 from generation.distillation.prompts import DistillationPrompt
 from generation.model_runner import LoadedModel, ModelRunner
 from generation.types import AcceptanceMethod
-from rag_service.measurement import AcceptanceFigures, Pair, RequestOutcome, Setup, figures, speed_up
+from rag_service.measurement import (
+    AcceptanceFigures,
+    Pair,
+    RequestOutcome,
+    Setup,
+    figures,
+    interleaved,
+    speed_up,
+)
 from rag_service.statistics import Interval, percentiles
 
 Progress = Callable[[str, int, int], None]
@@ -101,23 +109,26 @@ def sweep(
 ) -> tuple[list[TuningResult], dict[str, Costs]]:
     """Measure every setup with every candidate draft (``pairs`` by draft name, one target).
 
-    Plain decoding is measured once a temperature, and its requests are compared with one by one.
+    Plain decoding is measured once a temperature, and its requests are compared with one by one. All setups
+    take turns on the same questions, so that a change of load meets all of them.
     """
     setups = plan.setups()
     results: list[TuningResult] = []
     first = next(iter(pairs.values()))
     context = int(median(len(prompt.token_ids) for prompt in prompts))
     costs = {name: measure_costs(pair, context, max(plan.num_draft_tokens)) for name, pair in pairs.items()}
-    plain = {
-        temperature: first.run(prompts, Setup("off", 1, temperature, max_tokens=plan.max_tokens))
-        for temperature in plan.temperatures
-    }
     jobs = list(_jobs(pairs, setups))
-    for done, (name, setup) in enumerate(jobs, 1):
-        outcomes = pairs[name].run(prompts, setup)
+    plain_setups = [Setup("off", 1, one, max_tokens=plan.max_tokens) for one in plan.temperatures]
+    runs = [(first, setup) for setup in plain_setups] + [(pairs[name], setup) for name, setup in jobs]
+
+    def report(number: int, done: int) -> None:
+        if progress is not None and number == len(runs) - 1:
+            progress("questions", done, len(prompts))
+
+    measured = interleaved(runs, prompts, report)
+    plain = dict(zip(plan.temperatures, measured, strict=False))
+    for (name, setup), outcomes in zip(jobs, measured[len(plain_setups) :], strict=True):
         results.append(_result(name, setup, outcomes, plain[setup.temperature], costs[name]))
-        if progress is not None:
-            progress("setups", done, len(jobs))
     for temperature, outcomes in plain.items():
         off = Setup("off", 1, temperature, max_tokens=plan.max_tokens)
         results.append(_result("", off, outcomes, outcomes, costs[next(iter(pairs))]))

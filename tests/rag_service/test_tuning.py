@@ -105,7 +105,9 @@ def test_a_sweep_over_two_drafts_on_real_parts() -> None:
     results, costs = sweep(
         {"close": close, "far": far}, letter_prompts(12), plan, lambda what, done, total: seen.append(done)
     )
-    assert seen == [1, 2, 3]  # passages once, the model with either draft
+    assert seen == [2, 4, 6, 8, 10, 12]
+    tried = [(r.setup.mode, r.draft) for r in results]
+    assert tried == [("passages", ""), ("colocated", "close"), ("colocated", "far"), ("off", "")]
     alpha = {r.draft: r.figures.acceptance_rate for r in results if r.setup.mode == "colocated"}
     assert alpha["close"] == pytest.approx(0.95, abs=0.05)
     assert alpha["far"] == pytest.approx(0.7, abs=0.08)
