@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_service.measurement import Setup, acceptance_table, figures, speed_up
+from rag_service.measurement import Setup, acceptance_table, figures, interleaved, speed_up
 from tests.rag_service.pairs import known_pair, letter_prompts, outcome
 
 
@@ -56,3 +56,15 @@ def test_speed_is_compared_a_token_at_a_time() -> None:
     assert ratio == pytest.approx((6.0 + 3.0) / 4.5)
     assert interval is not None
     assert interval[0] <= 2.0 <= interval[1]
+
+
+def test_setups_take_turns_and_answer_as_they_do_alone() -> None:
+    pair, prompts = known_pair(), letter_prompts(5)
+    plain, served = Setup("off", max_tokens=8), Setup("colocated", max_tokens=8)
+    seen: list[tuple[int, int]] = []
+    first, second = interleaved(
+        [(pair, plain), (pair, served)], prompts, lambda run, done: seen.append((run, done)), block=2
+    )
+    assert seen == [(0, 2), (1, 2), (0, 4), (1, 4), (0, 5), (1, 5)]
+    assert [one.token_ids for one in first] == [one.token_ids for one in pair.run(prompts, plain)]
+    assert [one.prompt_id for one in second] == [prompt.id for prompt in prompts]
