@@ -212,10 +212,10 @@ def main() -> None:
     arguments = parser(__doc__ or "").parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     settings = Settings.load()
-    num_tokens = 48 if arguments.quick else 96
+    num_tokens = 40 if arguments.quick else 96
     pair = default_pair(settings)
     assert pair.draft is not None
-    prompts = held_out_prompts(settings, arguments.data, 2 if arguments.quick else 6)
+    prompts = held_out_prompts(settings, arguments.data, 1 if arguments.quick else 6)
     target_config, draft = resolved(settings.engine.target, settings), draft_config(settings)
     assert draft is not None
     hf = AutoModelForCausalLM.from_pretrained(target_config.model, dtype=torch.bfloat16).eval()

@@ -226,6 +226,7 @@ def test_the_prefix_cache_changes_nothing(
         assert again[name].last.num_cached_tokens >= 16
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_speculative_greedy_is_plain_for_fifty_prompts_in_five_domains(

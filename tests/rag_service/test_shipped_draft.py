@@ -50,6 +50,7 @@ def test_no_question_of_its_evaluation_was_trained_on() -> None:
     assert not any(is_held_out(question) for question in trained)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_forty_questions_measured_again_agree_with_the_card() -> None:
     data = shared_data()
