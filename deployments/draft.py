@@ -47,12 +47,8 @@ class DraftReplica:
         self._config = config
         self._replica_id = serve.get_replica_context().replica_tag
         model = load_draft_model(settings)
-        length = (
-            settings.draft.slot_length or settings.engine.cache.num_tokens // settings.engine.max_batch_size
-        )
-        length += (
-            settings.engine.speculation.branch_budget * settings.engine.speculation.num_draft_tokens + 64
-        )
+        engine = settings.engine
+        length = (settings.draft.slot_length or engine.slot_tokens) + engine.speculation.scratch_tokens
         num_slots = max(1, config.cache.num_tokens // length)
         self._draft = DraftWorker(
             model,

@@ -69,6 +69,11 @@ class SpeculationConfig(Frozen):
     """A draft reply may take this many measured target steps."""
     exploration_rate: float = Field(default=0.02, ge=0.0, le=1.0)
 
+    @property
+    def scratch_tokens(self) -> int:
+        """Rows of a draft's slot beyond the text: the branches of a full table, and some air."""
+        return self.branch_budget * self.num_draft_tokens + 64
+
 
 class EngineConfig(Frozen):
     """One target replica's engine."""
@@ -82,6 +87,11 @@ class EngineConfig(Frozen):
     """Prompt tokens one step may prefill, so that a long prompt doesn't stall running streams."""
     context_length: int | None = None
     """Longest sequence; None: what the model supports, bounded by the cache."""
+
+    @property
+    def slot_tokens(self) -> int:
+        """A sequence's equal share of the cache."""
+        return self.cache.num_tokens // self.max_batch_size
 
 
 class DraftConfig(Frozen):

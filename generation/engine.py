@@ -46,7 +46,7 @@ class Engine:
         self.target = target
         self._tokenizer = tokenizer
         slots = config.max_batch_size
-        length = min(config.context_length or target.context_length, config.cache.num_tokens // slots)
+        length = min(config.context_length or target.context_length, config.slot_tokens)
         self.runner = ModelRunner(target, slots, length)
         self.prefix_cache = self._make_prefix_cache()
         self.proposer = Proposer(config.speculation, colocated=colocated, remote=remote)

@@ -99,12 +99,10 @@ def load_colocated(settings: Settings) -> LocalLink:
     from generation.drafters.model import DraftWorker
 
     engine = settings.engine
-    length = engine.cache.num_tokens // engine.max_batch_size
-    length += engine.speculation.branch_budget * engine.speculation.num_draft_tokens + 64
     worker = DraftWorker(
         load_draft_model(settings),
         num_slots=engine.max_batch_size,
-        slot_length=length,
+        slot_length=engine.slot_tokens + engine.speculation.scratch_tokens,
         support_size=engine.speculation.support_size,
     )
     return LocalLink(worker)
