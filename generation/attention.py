@@ -1,19 +1,18 @@
 """Attention over slots: how one flat forward pass serves many sequences at different lengths.
 
-A step's tokens, whoever they belong to, run through the model as one row ``[1, T]``; only attention knows of
+A step's tokens, whoever they belong to, run through the model as rows ``[T]``; only attention knows of
 sequences. Each ``Segment`` names the rows of one sequence, the slot that holds its keys and values, and where
 in the slot the new ones go. The function registers with transformers' attention interface, so any architecture
 that calls the interface works, with grouped queries, sliding windows and soft caps.
 
-Rows are padded to at least two and keys to a multiple of 64 (512 for prefill): on a CPU the fused kernel then
-sums in the same order whatever the width of the step, which makes a token's result independent of whether it
-was decoded alone or verified in a proposal (tested bitwise).
+Short segments (decoding, verification, trees) whose slots lie side by side are attended together, as one
+batched matrix product over a view of the pool; long ones (prefill) one by one through the fused kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 ATTENTION_NAME = "rag_slots"
-_DECODE_WIDTH = 16
+_SHORT_WIDTH = 16
 _DECODE_PAD = 64
 _PREFILL_PAD = 512
 
@@ -33,7 +32,9 @@ class Segment:
 
     ``start``: where in the slot their keys and values are written (contiguous). ``position_ids``: their
     positions in the text; they differ from the place in the slot only in a tree. ``visible``: for a tree,
-    a boolean ``[w, start + w]`` saying what each row sees; None: everything up to itself.
+    a boolean ``[w, start + w]`` saying what each row sees; None: everything up to itself. ``prefill``: which
+    of the two ways of computing attention; a token's result depends on it by rounding, and on nothing else,
+    so prompts are prefilled whatever the size of the chunk. None: by width.
     """
 
     slot: int
@@ -41,7 +42,11 @@ class Segment:
     token_ids: list[int]
     position_ids: list[int] | None = None
     visible: Tensor | None = None
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    prefill: bool | None = None
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.width > _SHORT_WIDTH if self.prefill is None else self.prefill
 
     @property
     def width(self) -> int:
@@ -54,6 +59,140 @@ class Segment:
     def positions(self) -> list[int]:
         return self.position_ids if self.position_ids is not None else list(range(self.start, self.end))
 
+    def sees(self, window: int | None, length: int) -> Tensor:
+        """Boolean ``[w, length]``: which stored keys each new row may see."""
+        places = torch.arange(length)
+        if self.visible is not None:
+            visible = F.pad(self.visible, (0, length - self.visible.shape[1]))
+        else:
+            visible = places <= torch.arange(self.start, self.end)[:, None]
+        if window is not None:
+            # In a tree a key's text position lies within the segment's few rows of its place in the slot, so
+            # windows stay right to within a branch; outside a tree the two are the same.
+            visible = visible & (places > torch.tensor(self.positions())[:, None] - window)
+        return visible
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a layer asks of attention beside its tensors."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Group:
+    """Segments in neighbouring slots, attended as one batch ``[n, kv_heads, rows, length]``.
+
+    Every segment is padded to the widest (at least two rows) and to the longest, up to a multiple of 64 keys.
+    On a CPU the 16-bit matrix kernels sum each row in an order that depends on neither the number of rows,
+    nor the length, nor the batch, so a token's result is bitwise that of the same token alone
+    (``tests/generation/test_packing.py``). float32 kernels don't: there a group is one segment.
+    """
+
+    def __init__(self, segments: list[Segment], first_rows: list[int], slot_length: int) -> None:
+        self.segments = segments
+        self.slots = slice(segments[0].slot, segments[-1].slot + 1)
+        self.width = max(2, *(segment.width for segment in segments))
+        self.fused_kernel = any(segment.is_prefill for segment in segments)
+        pad = _PREFILL_PAD if self.fused_kernel else _DECODE_PAD
+        self.length = min(slot_length, -(-max(segment.end for segment in segments) // pad) * pad)
+        self.first_rows = first_rows
+        self._masks: dict[int | None, Tensor] = {}
+        self._gather: Tensor | None = None
+        self._scatter: Tensor | None = None
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> Tensor:
+        """``query [T, H, D]`` of the whole step, a layer's ``keys`` and ``values`` of all slots; returns the
+        rows of this group's segments, in order, ``[rows, H, D]``.
+        """
+        num_heads, head_dim = query.shape[1:]
+        kv_heads = keys.shape[1]
+        count, heads_per_key = len(self.segments), num_heads // kv_heads
+        rows = self._gathered(query).view(count, self.width, kv_heads, heads_per_key, head_dim)
+        # Query heads that share a key head become rows of one matrix: grouped attention without copies.
+        grouped = rows.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, head_dim)
+        keys, values = keys[self.slots, :, : self.length], values[self.slots, :, : self.length]
+        mask = self._mask(shape.window, query)
+        in_products = bool(shape.softcap) or not (self.fused_kernel or _fused_is_best(query))
+        weigh = _weigh_by_products if in_products else _weigh_fused
+        attended = weigh(grouped, keys, values, mask, heads_per_key, shape)
+        attended = attended.view(count, kv_heads, heads_per_key, self.width, head_dim)
+        flat = attended.permute(0, 3, 1, 2, 4).reshape(count * self.width, num_heads, head_dim)
+        return flat if self._scatter is None else flat.index_select(0, self._scatter)
+
+    def _gathered(self, query: Tensor) -> Tensor:
+        """Padded rows ``[n * width, H, D]``; a padding row repeats the segment's last."""
+        if self._gather is None:
+            gather: list[int] = []
+            scatter: list[int] = []
+            for number, (segment, first) in enumerate(zip(self.segments, self.first_rows, strict=True)):
+                gather += [first + min(row, segment.width - 1) for row in range(self.width)]
+                scatter += range(number * self.width, number * self.width + segment.width)
+            self._gather = torch.tensor(gather, device=query.device)
+            if len(scatter) < len(gather):
+                self._scatter = torch.tensor(scatter, device=query.device)
+        return query.index_select(0, self._gather)
+
+    def _mask(self, window: int | None, like: Tensor) -> Tensor:
+        """Additive mask ``[n, 1, 1, width, length]``, built once a step and shared by all layers."""
+        mask = self._masks.get(window)
+        if mask is None:
+            visible = torch.stack([self._padded_sight(segment, window) for segment in self.segments])
+            mask = torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, float("-inf"))
+            mask = mask[:, None, None].to(like.device)
+            self._masks[window] = mask
+        return mask
+
+    def _padded_sight(self, segment: Segment, window: int | None) -> Tensor:
+        visible = segment.sees(window, self.length)
+        missing = self.width - segment.width
+        return torch.cat([visible, visible[-1:].expand(missing, -1)]) if missing else visible
+
+
+def _fused_is_best(query: Tensor) -> bool:
+    """Whether decoding too goes through the fused kernel: everywhere but with 16-bit floats on a CPU.
+
+    There, for a handful of rows, the fused kernel spends most of its time packing keys.
+    """
+    return query.device.type != "cpu" or query.dtype == torch.float32
+
+
+def _weigh_fused(
+    grouped: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    heads_per_key: int,
+    shape: AttentionShape,
+) -> Tensor:
+    """Values by attention: ``grouped [n, kv_heads, G * w, D]``, keys and values ``[n, kv_heads, length, D]``."""
+    count, _, rows, _ = grouped.shape
+    by_row = mask.expand(-1, -1, heads_per_key, -1, -1).reshape(count, 1, rows, -1)
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=by_row, scale=shape.scaling)
+
+
+def _weigh_by_products(
+    grouped: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    heads_per_key: int,
+    shape: AttentionShape,
+) -> Tensor:
+    """The same by two batched matrix products; soft caps fit between them."""
+    count, kv_heads, rows, _ = grouped.shape
+    # Keys on the left: the kernel packs its right side, and there are far fewer queries than keys.
+    scores = (keys @ grouped.transpose(2, 3)).transpose(2, 3).contiguous()
+    scores = scores.view(count, kv_heads, heads_per_key, -1, keys.shape[2])
+    if shape.softcap:
+        capped = torch.tanh(scores.float() * (shape.scaling / shape.softcap)) * shape.softcap
+        weights = torch.softmax(mask + capped, dim=-1).to(values.dtype)
+    else:
+        weights = torch.softmax(torch.add(mask, scores, alpha=shape.scaling), dim=-1)
+    return weights.view(count, kv_heads, rows, -1) @ values
+
 
 class Step:
     """What attention needs to know of one forward pass: its segments and the slots they live in."""
@@ -63,96 +202,73 @@ class Step:
         self.segments = segments
         self.keys = keys
         self.values = values
+        self._plan: _Plan | None = None
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """Store the new keys and values and attend: ``query [H, T, D]`` to ``[T, H, D]``."""
-        outputs, row = [], 0
-        for segment in self.segments:
-            rows = slice(row, row + segment.width)
-            row = rows.stop
-            keys, values = self.keys[layer][segment.slot], self.values[layer][segment.slot]
-            keys[:, segment.start : segment.end] = key[:, rows]
-            values[:, segment.start : segment.end] = value[:, rows]
-            outputs.append(
-                self._attend_segment(segment, query[:, rows], keys, values, scaling, window, softcap)
-            )
-        if row < query.shape[1]:  # the runner's padding row belongs to nobody
-            outputs.append(query.new_zeros(query.shape[1] - row, query.shape[0], query.shape[2]))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
+        """Store the new keys and values and attend: ``query [T, H, D]``, ``key`` and ``value [T, KV, D]``.
 
-    def _attend_segment(
-        self,
-        segment: Segment,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        num_heads, width, head_dim = query.shape
-        num_kv_heads, slot_length, _ = keys.shape
-        padded_width = max(2, width)
-        if padded_width != width:
-            query = F.pad(query, (0, 0, 0, padded_width - width))
-        groups = num_heads // num_kv_heads
-        mask = self._mask(segment, window, slot_length, groups, query.dtype, query.device)
-        length = mask.shape[-1]
-        # Query heads that share a key head become rows of one matrix: grouped attention without copies.
-        grouped = query.reshape(1, num_kv_heads, groups * padded_width, head_dim)
-        keys, values = keys[None, :, :length], values[None, :, :length]
-        if softcap:
-            scores = torch.tanh(grouped @ keys.transpose(2, 3) * (scaling / softcap)) * softcap
-            attended = torch.softmax((scores + mask).float(), dim=-1).to(values.dtype) @ values
+        Rows beyond the segments' belong to nobody (the runner pads a single row) and come out as zeros.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        plan = self._plan = self._plan or _Plan(self.segments, keys)
+        keys[plan.slots, :, plan.places] = key[: plan.num_rows]
+        values[plan.slots, :, plan.places] = value[: plan.num_rows]
+        parts = [group.attend(query, keys, values, shape) for group in plan.groups]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if plan.order is not None:
+            out = out.index_select(0, plan.order)
+        missing = query.shape[0] - plan.num_rows
+        return F.pad(out, (0, 0, 0, 0, 0, missing)) if missing else out
+
+
+class _Plan:
+    """How a step's rows are stored and grouped; the same for all layers."""
+
+    def __init__(self, segments: list[Segment], keys: Tensor) -> None:
+        rows = 0
+        slots: list[int] = []
+        places: list[int] = []
+        first_rows: dict[int, int] = {}
+        for segment in segments:
+            first_rows[id(segment)] = rows
+            rows += segment.width
+            slots += [segment.slot] * segment.width
+            places += range(segment.start, segment.end)
+        self.num_rows = rows
+        self.slots = torch.tensor(slots, device=keys.device)
+        self.places = torch.tensor(places, device=keys.device)
+        together = keys.device.type != "cpu" or keys.dtype != torch.float32
+        self.groups = [
+            Group(group, [first_rows[id(segment)] for segment in group], keys.shape[2])
+            for group in _grouped(segments, together)
+        ]
+        grouped = [
+            row
+            for group in self.groups
+            for segment, first in zip(group.segments, group.first_rows, strict=True)
+            for row in range(first, first + segment.width)
+        ]
+        in_order = grouped == list(range(rows))
+        self.order = None if in_order else torch.tensor(grouped, device=keys.device).argsort()
+
+
+def _grouped(segments: list[Segment], together: bool) -> list[list[Segment]]:
+    """Narrow decoding segments in runs of neighbouring slots and similar length; any other alone."""
+    groups: list[list[Segment]] = []
+    narrow = [s for s in segments if not s.is_prefill and s.width <= _SHORT_WIDTH]
+    for segment in sorted(narrow, key=lambda segment: segment.slot):
+        last = groups[-1] if groups and together else None
+        if last and last[-1].slot + 1 == segment.slot and _alike([*last, segment]):
+            last.append(segment)
         else:
-            attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
-        return attended.view(num_heads, padded_width, head_dim)[:, :width].transpose(0, 1)
-
-    @staticmethod
-    def _mask(
-        segment: Segment,
-        window: int | None,
-        slot_length: int,
-        groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Tensor:
-        """Additive mask ``[groups * w, length]``, built once a step and shared by all layers."""
-        mask = segment._masks.get(window)
-        if mask is None:
-            pad = _DECODE_PAD if segment.width <= _DECODE_WIDTH else _PREFILL_PAD
-            length = min(slot_length, -(-segment.end // pad) * pad)
-            visible = _visible(segment, window, length)
-            if segment.width < 2:
-                visible = visible.expand(2, -1)
-            mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-            mask = mask.repeat(groups, 1).to(device)
-            segment._masks[window] = mask
-        return mask
+            groups.append([segment])
+    return groups + [[s] for s in segments if s.is_prefill or s.width > _SHORT_WIDTH]
 
 
-def _visible(segment: Segment, window: int | None, length: int) -> Tensor:
-    """Boolean ``[w, length]``: which stored keys each new row may see."""
-    if segment.visible is not None:
-        visible = F.pad(segment.visible, (0, length - segment.visible.shape[1]))
-    else:
-        rows = torch.arange(segment.start, segment.end)
-        visible = torch.arange(length)[None, :] <= rows[:, None]
-    if window is not None:
-        # In a tree a key's text position lies within the segment's few rows of its slot position, so
-        # windows stay right to within a branch; outside a tree the two are the same.
-        text = torch.tensor(segment.positions())
-        visible = visible & (torch.arange(length)[None, :] > text[:, None] - window)
-    return visible
+def _alike(segments: list[Segment]) -> bool:
+    """Whether padding all to the longest wastes less than a call each would."""
+    longest = max(segment.end for segment in segments) + 256
+    return longest * len(segments) <= 2 * sum(segment.end + 256 for segment in segments)
 
 
 def slot_attention(
@@ -173,8 +289,9 @@ def slot_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     assert isinstance(layer, int)
-    out = rag_step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)
-    return out[None], None
+    shape = AttentionShape(scale, sliding_window, softcap)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return rag_step.attend(layer, query, key, value, shape)[None], None
 
 
 _attention: Callable[..., Any] = slot_attention

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from generation.attention import ATTENTION_NAME
 from generation.config import ModelConfig
+from generation.decoder import FusedDecoder, can_fuse
 from generation.kv_cache import CacheShape
 from generation.model_runner import LoadedModel
 from generation.packing import PackedLinear, can_pack, pack_linears
@@ -60,12 +61,15 @@ def load_model(config: ModelConfig) -> LoadedModel:
         raise ModelNotUsable(f"{config.model} has no output head: it is not a causal language model.")
     if config.device != "map":
         model.to(device)  # type: ignore[arg-type]
-    _quantize(model, config.quantization)
+        if can_fuse(decoder):
+            decoder = FusedDecoder(decoder)
+    whole = nn.ModuleDict({"decoder": decoder, "head": head})
+    _quantize(whole, config.quantization)
     # A tied head shares its weight with the embedding; packing gives the head its own copy.
     if config.packed_linear and device.type == "cpu" and config.quantization == "none":
-        pack_linears(model)
-        decoder, head = model.base_model, _head(model) or head
-        _leave_file(model)
+        pack_linears(whole)
+        _leave_file(whole)
+    decoder, head = whole["decoder"], whole["head"]
     if config.compile:
         decoder.compile(dynamic=True)
     return LoadedModel(
@@ -92,13 +96,13 @@ def load_draft(config: ModelConfig, target: ModelConfig) -> LoadedModel:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     draft = read_draft(Path(config.model), Path(target.model), dtype).to(device)
-    decoder: PreTrainedModel = draft.decoder
+    text_config = draft.decoder.config.get_text_config()
+    draft.decoder.set_attn_implementation(ATTENTION_NAME)
+    decoder: nn.Module = FusedDecoder(draft.decoder) if can_fuse(draft.decoder) else draft.decoder
     head: nn.Module = draft.head
-    decoder.set_attn_implementation(ATTENTION_NAME)
     if config.packed_linear and device.type == "cpu":
         pack_linears(decoder)
         head = PackedLinear(draft.head) if can_pack(dtype) else head
-    text_config = decoder.config.get_text_config()
     return LoadedModel(
         decoder=decoder,
         head=head,

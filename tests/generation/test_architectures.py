@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from generation.config import ModelConfig
+from generation.decoder import FusedDecoder
 from generation.drafters.link import LocalLink, ThreadLink
 from generation.drafters.model import DraftWorker
 from generation.loading import load_model
@@ -145,6 +146,10 @@ def test_texts_depend_on_more_than_the_last_token(trio: Trio) -> None:
     """Otherwise the tests below would prove little."""
     assert len({tuple(answer) for answer in trio.answers}) == len(trio.answers)
     assert all(len(set(answer)) > 3 for answer in trio.answers)
+
+
+def test_known_architectures_are_fused(trio: Trio) -> None:
+    assert isinstance(trio.target.decoder, FusedDecoder) == ("Gemma" not in type(trio.model).__name__)
 
 
 def test_plain_greedy_is_transformers(trio: Trio) -> None:

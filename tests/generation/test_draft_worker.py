@@ -275,7 +275,7 @@ def test_duplicates_are_answered_alike(model: tuple[Any, LoadedModel]) -> None:
         assert branch.token_ids == other.token_ids
         assert branch.support_probs is not None
         assert other.support_probs is not None
-        assert branch.support_probs == pytest.approx(other.support_probs, abs=1e-6)
+        assert branch.support_probs == pytest.approx(other.support_probs, abs=1e-5)
     assert draft.num_sequences == 1
 
 
