@@ -6,7 +6,7 @@ in the slot the new ones go. The function registers with transformers' attention
 that calls the interface works, with grouped queries, sliding windows and soft caps.
 
 Short segments (decoding, verification, trees) whose slots lie side by side are attended together, as one
-batched matrix product over a view of the pool; long ones (prefill) one by one through the fused kernel.
+batch over a view of the pool; long ones (prefill) one by one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transformers import AttentionInterface
 
 ATTENTION_NAME = "rag_slots"
 _SHORT_WIDTH = 16
-_DECODE_PAD = 64
-_PREFILL_PAD = 512
+_SHORT_PAD = 64
+_LONG_PAD = 512
 
 
 @dataclass(slots=True)
@@ -32,9 +32,7 @@ class Segment:
 
     ``start``: where in the slot their keys and values are written (contiguous). ``position_ids``: their
     positions in the text; they differ from the place in the slot only in a tree. ``visible``: for a tree,
-    a boolean ``[w, start + w]`` saying what each row sees; None: everything up to itself. ``prefill``: which
-    of the two ways of computing attention; a token's result depends on it by rounding, and on nothing else,
-    so prompts are prefilled whatever the size of the chunk. None: by width.
+    a boolean ``[w, start + w]`` saying what each row sees; None: everything up to itself.
     """
 
     slot: int
@@ -42,11 +40,6 @@ class Segment:
     token_ids: list[int]
     position_ids: list[int] | None = None
     visible: Tensor | None = None
-    prefill: bool | None = None
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.width > _SHORT_WIDTH if self.prefill is None else self.prefill
 
     @property
     def width(self) -> int:
@@ -91,13 +84,13 @@ class Group:
     (``tests/generation/test_packing.py``). float32 kernels don't: there a group is one segment.
     """
 
-    def __init__(self, segments: list[Segment], first_rows: list[int], slot_length: int) -> None:
+    def __init__(self, segments: list[Segment], first_rows: list[int], keys: Tensor) -> None:
+        """``keys`` ``[num_slots, kv_heads, slot_length, D]``: a layer's, for its size and kind."""
         self.segments = segments
         self.slots = slice(segments[0].slot, segments[-1].slot + 1)
         self.width = max(2, *(segment.width for segment in segments))
-        self.fused_kernel = any(segment.is_prefill for segment in segments)
-        pad = _PREFILL_PAD if self.fused_kernel else _DECODE_PAD
-        self.length = min(slot_length, -(-max(segment.end for segment in segments) // pad) * pad)
+        pad = _SHORT_PAD if _in_products(keys) or self.width <= _SHORT_WIDTH else _LONG_PAD
+        self.length = min(keys.shape[2], -(-max(segment.end for segment in segments) // pad) * pad)
         self.first_rows = first_rows
         self._masks: dict[int | None, Tensor] = {}
         self._gather: Tensor | None = None
@@ -115,8 +108,7 @@ class Group:
         grouped = rows.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, head_dim)
         keys, values = keys[self.slots, :, : self.length], values[self.slots, :, : self.length]
         mask = self._mask(shape.window, query)
-        in_products = bool(shape.softcap) or not (self.fused_kernel or _fused_is_best(query))
-        weigh = _weigh_by_products if in_products else _weigh_fused
+        weigh = _weigh_by_products if shape.softcap or _in_products(query) else _weigh_fused
         attended = weigh(grouped, keys, values, mask, heads_per_key, shape)
         attended = attended.view(count, kv_heads, heads_per_key, self.width, head_dim)
         flat = attended.permute(0, 3, 1, 2, 4).reshape(count * self.width, num_heads, head_dim)
@@ -151,12 +143,12 @@ class Group:
         return torch.cat([visible, visible[-1:].expand(missing, -1)]) if missing else visible
 
 
-def _fused_is_best(query: Tensor) -> bool:
-    """Whether decoding too goes through the fused kernel: everywhere but with 16-bit floats on a CPU.
+def _in_products(like: Tensor) -> bool:
+    """Whether plain matrix products beat the fused kernel: with 16-bit floats on a CPU, twice and more.
 
-    There, for a handful of rows, the fused kernel spends most of its time packing keys.
+    For a handful of rows the fused kernel spends most of its time packing keys, for many on the mask.
     """
-    return query.device.type != "cpu" or query.dtype == torch.float32
+    return like.device.type == "cpu" and like.dtype != torch.float32
 
 
 def _weigh_fused(
@@ -183,8 +175,11 @@ def _weigh_by_products(
 ) -> Tensor:
     """The same by two batched matrix products; soft caps fit between them."""
     count, kv_heads, rows, _ = grouped.shape
-    # Keys on the left: the kernel packs its right side, and there are far fewer queries than keys.
-    scores = (keys @ grouped.transpose(2, 3)).transpose(2, 3).contiguous()
+    if 4 * rows < keys.shape[2]:
+        # The kernel packs its right side, so the smaller one goes there; the sums are the same to the bit.
+        scores = (keys @ grouped.transpose(2, 3)).transpose(2, 3).contiguous()
+    else:
+        scores = grouped @ keys.transpose(2, 3)
     scores = scores.view(count, kv_heads, heads_per_key, -1, keys.shape[2])
     if shape.softcap:
         capped = torch.tanh(scores.float() * (shape.scaling / shape.softcap)) * shape.softcap
@@ -237,9 +232,10 @@ class _Plan:
         self.num_rows = rows
         self.slots = torch.tensor(slots, device=keys.device)
         self.places = torch.tensor(places, device=keys.device)
+        # The fused float32 kernel of a CPU sums in another order in company.
         together = keys.device.type != "cpu" or keys.dtype != torch.float32
         self.groups = [
-            Group(group, [first_rows[id(segment)] for segment in group], keys.shape[2])
+            Group(group, [first_rows[id(segment)] for segment in group], keys)
             for group in _grouped(segments, together)
         ]
         grouped = [
@@ -255,14 +251,14 @@ class _Plan:
 def _grouped(segments: list[Segment], together: bool) -> list[list[Segment]]:
     """Narrow decoding segments in runs of neighbouring slots and similar length; any other alone."""
     groups: list[list[Segment]] = []
-    narrow = [s for s in segments if not s.is_prefill and s.width <= _SHORT_WIDTH]
+    narrow = [segment for segment in segments if segment.width <= _SHORT_WIDTH]
     for segment in sorted(narrow, key=lambda segment: segment.slot):
         last = groups[-1] if groups and together else None
         if last and last[-1].slot + 1 == segment.slot and _alike([*last, segment]):
             last.append(segment)
         else:
             groups.append([segment])
-    return groups + [[s] for s in segments if s.is_prefill or s.width > _SHORT_WIDTH]
+    return groups + [[segment] for segment in segments if segment.width > _SHORT_WIDTH]
 
 
 def _alike(segments: list[Segment]) -> bool:

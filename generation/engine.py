@@ -147,9 +147,11 @@ class Engine:
             row += len(ids)
         num_decode_rows, finishing = row, []
         for sequence, num_tokens in plan.prefills:
-            segments += _prefill_segments(sequence, num_tokens)
+            assert sequence.slot is not None
+            start = sequence.num_computed
+            segments.append(Segment(sequence.slot, start, sequence.token_ids[start : start + num_tokens]))
             row += num_tokens
-            if sequence.num_computed + num_tokens == len(sequence.token_ids):
+            if start + num_tokens == len(sequence.token_ids):
                 finishing.append(sequence)
                 rows.append(row - 1)
         began = time.perf_counter()
@@ -204,16 +206,3 @@ class Engine:
     def _finished(self, sequence: Sequence) -> None:
         self._save_prefix(sequence)
         self.proposer.finish(sequence)
-
-
-def _prefill_segments(sequence: Sequence, num_tokens: int) -> list[Segment]:
-    """The next tokens to compute. A preempted answer's own tokens are computed as decoding computed them."""
-    assert sequence.slot is not None
-    start, prompt = sequence.num_computed, sequence.num_prompt_tokens
-    end = start + num_tokens
-    cuts = [(start, min(end, prompt), True), (max(start, prompt), end, False)]
-    return [
-        Segment(sequence.slot, first, sequence.token_ids[first:last], prefill=prefill)
-        for first, last, prefill in cuts
-        if first < last
-    ]

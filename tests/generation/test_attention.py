@@ -48,8 +48,8 @@ STEPS = {
     ],
     "unequal lengths": [Segment(0, 600, [1]), Segment(1, 3, [1, 2]), Segment(2, 5, [1])],
     "trees": [tree(1, 50), tree(2, 90), Segment(3, 30, [1, 2])],
-    "with a prompt": [Segment(4, 0, [1] * 40), Segment(1, 50, [1, 2]), Segment(2, 40, [1], prefill=True)],
-    "one slot twice": [Segment(0, 10, [1] * 4, prefill=True), Segment(0, 14, [1] * 20, prefill=False)],
+    "with a prompt": [Segment(4, 0, [1] * 40), Segment(1, 50, [1, 2]), Segment(2, 40, [1])],
+    "prompts": [Segment(0, 0, [1] * 300), Segment(3, 200, [1] * 20)],
 }
 
 

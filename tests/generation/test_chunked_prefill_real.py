@@ -29,5 +29,5 @@ def test_a_prompt_longer_than_a_chunk_is_answered_as_in_one_piece() -> None:
     )
     assert len(prompt) > 64
     whole = answer(1024, prompt)
-    # These leave short last pieces, which decoding's way of attending must not take.
+    # Two of these leave a short last piece, which is computed beside decoding rows.
     assert [answer(chunk, prompt) for chunk in (32, 50, 17)] == [whole] * 3
