@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from generation.lookahead import fan_out
+from generation.lookahead import likeliest_outcomes
 from generation.types import NOW, DraftProposal, DraftRequest, Outcome
 
 if TYPE_CHECKING:
@@ -56,17 +57,31 @@ class Branch:
 def plan_branches(request: DraftRequest, sampler: DraftSampler, logits: Tensor) -> list[Branch]:
     """Open the branches of one request. ``logits [k + 1, n]``: after the confirmed text and each draft token.
 
-    After a rejection at position k + 1 the drafted token cannot come, so it is left out there.
+    After a rejection at position k + 1 the drafted token cannot come, so it is left out there. A fan-out that
+    the target asks for is kept; otherwise the likeliest outcomes under the draft are taken.
     """
     if request.branch_budget == 0:
         now = Branch(NOW, 0, -1, depth=0)
         sampler.extend([now], logits[:1])
         return [now]
     proposed = request.proposal.token_ids
-    counts = request.fanout or fan_out(len(proposed), request.branch_budget, alpha=0.6)
-    branches: list[Branch] = []
+    outcomes = (
+        _fanned_out(request.fanout, proposed, sampler, logits)
+        if request.fanout
+        else likeliest_outcomes(
+            *sampler.outlook(logits, proposed, request.branch_budget), request.branch_budget
+        )
+    )
+    return [Branch((k, token_id), k, token_id) for k, token_id in outcomes[: request.branch_budget]]
+
+
+def _fanned_out(
+    counts: Sequence[int], proposed: Sequence[int], sampler: DraftSampler, logits: Tensor
+) -> list[Outcome]:
+    """The ``counts[k]`` likeliest tokens after each k accepted ones."""
+    outcomes: list[Outcome] = []
     for k, count in enumerate(counts[: len(proposed) + 1]):
         excluded = proposed[k] if k < len(proposed) else None
         likeliest = sampler.top_tokens(logits[k], count, excluded) if count else []
-        branches.extend(Branch((k, token_id), k, token_id) for token_id in likeliest)
-    return branches[: request.branch_budget]
+        outcomes += [(k, token_id) for token_id in likeliest]
+    return outcomes

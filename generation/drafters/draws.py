@@ -37,6 +37,23 @@ class DraftSampler:
         best = self._to_vocabulary(logits.topk(min(count + 1, logits.shape[-1])).indices).tolist()
         return [token_id for token_id in best if token_id != excluded][:count]
 
+    def outlook(
+        self, logits: Tensor, proposed: Seq[int], count: int
+    ) -> tuple[np.ndarray, np.ndarray, Seq[int], np.ndarray]:
+        """What the draft expects after each token of a proposal, for ``likeliest_outcomes``.
+
+        ``logits [K + 1, n]``; returns its ``count + 1`` likeliest ids and their probabilities ``[K + 1, m]``,
+        ``proposed``, and the probabilities ``[K]`` of the proposed tokens (0 outside a trimmed head).
+        """
+        logits = self._biased(logits).float() / (self._sampling.temperature or 1.0)
+        probs = torch.softmax(logits, dim=-1)
+        top = probs.topk(min(count + 1, probs.shape[-1]), dim=-1)
+        own = np.zeros(len(proposed))
+        for position, row in enumerate(self._rows_of(proposed)):
+            if row is not None:
+                own[position] = float(probs[position, row])
+        return self._to_vocabulary(top.indices).cpu().numpy(), top.values.cpu().numpy(), proposed, own
+
     def extend(self, branches: Seq[Branch], logits: Tensor) -> None:
         """Draw the next token of each branch from its row of ``logits [len(branches), n]``."""
         logits = self._biased(logits)
@@ -83,13 +100,18 @@ class DraftSampler:
         if not bias:
             return logits
         out = logits.clone()
-        id_map = self._model.id_map
-        for token_id, amount in bias.items():
-            rows = [token_id] if id_map is None else torch.nonzero(id_map == token_id)[:, 0].tolist()
-            for row in rows:
-                if row < out.shape[-1]:
-                    out[..., row] += amount
+        for row, amount in zip(self._rows_of(list(bias)), bias.values(), strict=True):
+            if row is not None and row < out.shape[-1]:
+                out[..., row] += amount
         return out
+
+    def _rows_of(self, token_ids: Seq[int]) -> list[int | None]:
+        """The head's row of each vocabulary id; None where a trimmed head lacks it."""
+        id_map = self._model.id_map
+        if id_map is None:
+            return list(token_ids)
+        rows = [torch.nonzero(id_map == token_id)[:, 0].tolist() for token_id in token_ids]
+        return [found[0] if found else None for found in rows]
 
     def _to_vocabulary(self, rows: Tensor) -> Tensor:
         id_map = self._model.id_map

@@ -166,7 +166,9 @@ class Proposer:
                 continue
             k = max(1, min(track.decision.num_draft_tokens, sequence.num_remaining - 1))
             branches = self.budget.branches
-            fanout = fan_out(len(proposal), branches, self.outcomes.alpha, self.outcomes.r)
+            fanout: tuple[int, ...] = ()  # the draft knows best how sure it is of its own tokens
+            if track.match is not None:
+                fanout = fan_out(len(proposal), branches, self.outcomes.alpha, self.outcomes.r)
             requests.append(self._request(sequence, track, k, branches, proposal, fanout))
             track.table_round = sequence.round_id
         if requests:
@@ -186,8 +188,8 @@ class Proposer:
             return
         rejected = int(verification.last_kind == "recovered")
         num_tested = verification.num_accepted + rejected
-        self.outcomes.update(verification.num_accepted, num_tested)
         if track.match is not None:
+            self.outcomes.update(verification.num_accepted, num_tested)
             self._match_acceptance.update(track.match.match_length, verification.num_accepted, num_tested)
         elif num_tested:
             overlaps = verification.overlap[:num_tested]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generation.lookahead import BranchBudget, OutcomeModel, fan_out, look_up
+from generation.lookahead import BranchBudget, OutcomeModel, fan_out, likeliest_outcomes, look_up
 from generation.types import DraftProposal, LookaheadTable, Verification
 
 
@@ -74,3 +75,40 @@ def test_alpha_follows_the_rounds() -> None:
         model.update(num_accepted=0, num_tested=1)
     assert model.alpha < 0.02
     OutcomeModel().update(0, 0)
+
+
+def brute_force(
+    ids: np.ndarray, probs: np.ndarray, proposed: list[int], own: np.ndarray
+) -> dict[tuple[int, int], float]:
+    """P(k, t) by the definition, outcome by outcome."""
+    chances, reached = {}, 1.0
+    for k in range(len(proposed) + 1):
+        accept = float(np.clip(own[k], 1e-6, 1 - 1e-6)) ** 0.7 if k < len(proposed) else 0.0
+        left = {
+            int(t): float(p)
+            for t, p in zip(ids[k], probs[k], strict=True)
+            if k == len(proposed) or t != proposed[k]
+        }
+        total = sum(left.values())
+        for token_id, prob in left.items():
+            if prob > 0:
+                chances[k, token_id] = reached * (1 - accept) * prob / total
+        reached *= accept
+    return chances
+
+
+@given(st.integers(0, 5), st.integers(1, 12), st.integers(0, 10_000))
+def test_the_likeliest_outcomes_are_taken(k: int, budget: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    probs = -np.sort(-generator.dirichlet(np.full(9, 0.4), size=k + 1), axis=1)
+    ids = np.stack([generator.permutation(50)[:9] for _ in range(k + 1)])
+    proposed = [int(ids[row, generator.integers(9)]) if generator.random() < 0.8 else 99 for row in range(k)]
+    own = np.array(
+        [probs[row, list(ids[row]).index(t)] if t != 99 else 0.0 for row, t in enumerate(proposed)]
+    )
+    got = likeliest_outcomes(ids, probs, proposed, own, budget)
+    want = brute_force(ids, probs, proposed, own)
+    assert len(got) == len(set(got)) == min(budget, len(want))
+    assert all(outcome in want for outcome in got), "the drafted token cannot follow its own rejection"
+    best = sorted(want.values(), reverse=True)[: len(got)]
+    assert [want[outcome] for outcome in got] == pytest.approx(best)
