@@ -74,7 +74,7 @@ class IndexConfig(Frozen):
 
 
 class SearchConfig(Frozen):
-    """Hybrid search: two candidate lists, fused.
+    """Hybrid search: two candidate lists, fused, and lifted by their documents.
 
     ``fusion``: ``scores`` adds cosine and BM25 (over its best); ``rrf`` adds weighted reciprocal ranks. Scores
     won here by .01 to .02 nDCG@10 at each one's best weights (docs/retrieval.md).
@@ -83,7 +83,10 @@ class SearchConfig(Frozen):
     mode: SearchMode = "hybrid"
     fusion: Literal["scores", "rrf"] = "scores"
     dense_weight: float = Field(default=1.0, ge=0.0)
-    sparse_weight: float = Field(default=0.5, ge=0.0)
+    sparse_weight: float = Field(default=0.6, ge=0.0)
+    document_weight: float = Field(default=1.0, ge=0.0)
+    """How much of its document's best score each passage gets on top (hybrid search only); 0: nothing, and
+    the best document's other chunks aren't looked at."""
     rrf_k: int = Field(default=10, ge=1)
     num_candidates: int = Field(default=60, ge=1, le=1000)
     """How many of each list are fused."""

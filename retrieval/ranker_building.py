@@ -21,7 +21,7 @@ from retrieval.ranking_model import RankingModel
 from retrieval.reranker import Ranker
 from retrieval.reranker_training import RankingExample, RankingTraining, fold_of, train_network
 from retrieval.service import RetrievalService
-from retrieval.token_vectors import FloatArray, unpack
+from retrieval.token_vectors import FloatArray
 from retrieval.types import Document, Passage, RetrievalError, SearchRequest
 
 Watch = Callable[[str, int, int | None], None]
@@ -76,14 +76,35 @@ def build_ranker(
         service = RetrievalService(config, cache_folder, Path(folder), Ranker(extractor, None))
         try:
             service.ingestion.run(documents, lambda now: watch("indexing", now.num_documents, len(documents)))
-            found = _candidates(service, extractor, questions, depth, watch)
+            return retrain_ranker(service, questions, depth, num_folds, watch)
         finally:
             service.close()
-    shared = {"projection": projection, "idf": idf}
+
+
+def retrain_ranker(
+    service: RetrievalService, questions: Sequence[Question], depth: int, num_folds: int, watch: Watch
+) -> BuiltRanker:
+    """Train another network on what the service's index stores already: nothing is embedded or written anew.
+
+    Raises ``RetrievalError`` when the index holds no token vectors or nothing can be learned.
+    """
+    ranker = service.ranker
+    if ranker is None:
+        raise RetrievalError(
+            "Without a reranker of kind late_interaction the index holds no token vectors to learn from.",
+            "reranker_unavailable",
+        )
+    extractor, embedder = ranker.extractor, service.config.embedder.model
+    found = _candidates(service, questions, depth, watch)
+    if not found:
+        raise RetrievalError(
+            "No question's document is in the index: name the documents too.", "no_documents"
+        )
+    shared = {"projection": extractor.projection, "idf": extractor.idf}
 
     def trained(examples: Sequence[RankingExample]) -> RankingModel:
         tensors = {**train_network(examples, RankingTraining()), **shared}
-        return RankingModel(tensors, POOLING, config.embedder.model, "new")
+        return RankingModel(tensors, extractor.pooling, embedder, "new")
 
     scores = _held_out_scores(found, num_folds, trained, watch)
     asked = [candidates.question for candidates in found]
@@ -127,7 +148,6 @@ def _representation(
 
 def _candidates(
     service: RetrievalService,
-    extractor: FeatureExtractor,
     questions: Sequence[Question],
     depth: int,
     watch: Watch,
@@ -143,14 +163,10 @@ def _candidates(
         if not relevant:
             continue
         hits = service.search(SearchRequest(question.text, top_k=depth)).passages
-        passages = [hit.passage for hit in hits]
-        encoding = service.embedder.encode_queries([question.text])[0]
-        features = extractor.features(
-            extractor.query(question.text, encoding),
-            passages,
-            [unpack(passage.token_vectors or b"") for passage in passages],
-        )
-        chunk_ids = [passage.chunk_id for passage in passages]
+        if not hits:
+            continue
+        features = np.array([hit.passage.features for hit in hits], dtype=np.float32)
+        chunk_ids = [hit.passage.chunk_id for hit in hits]
         flags = np.array([chunk_id in relevant for chunk_id in chunk_ids], dtype=np.bool_)
         example = RankingExample(features, flags, question.domain, question.relevant_spans[0][0])
         found.append(_Candidates(question, chunk_ids, relevant, example))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from retrieval.config import RerankerConfig, RetrievalConfig
 from retrieval.embedder import Encoding, SentenceEmbedder, pick_device, resolve_model
 from retrieval.features import FEATURES, FeatureExtractor
 from retrieval.ranking_model import RankingModel
-from retrieval.token_vectors import TokenVectors, unpack
+from retrieval.token_vectors import FloatArray, TokenVectors
 from retrieval.types import Passage, Reranker, RetrievalError
 
 PACKAGED = Path(__file__).parent / "ranking"
@@ -27,60 +28,63 @@ class KeepOrder:
 class LateInteractionReranker:
     """The learned ranker over stored token vectors and wording; see ``retrieval.features``.
 
-    Passages without token vectors are encoded on the spot: slow, but right.
+    Passages come with their features from the retriever. Those of another place, without features, are
+    encoded on the spot: slow, but right; only then is ``make_encoder`` asked for an embedder.
     """
 
-    def __init__(self, embedder: SentenceEmbedder, ranker: Ranker) -> None:
-        self._embedder = embedder
-        self._ranker = ranker
+    def __init__(
+        self, model: RankingModel | None, make_encoder: Callable[[], tuple[SentenceEmbedder, Ranker]]
+    ) -> None:
+        """``model`` None: the mean of meaning and wording."""
+        self._model = model
+        self._encoder = cache(make_encoder)
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
         return self.score_batch([(query, passages)])[0]
 
     def score_batch(self, requests: Sequence[tuple[str, Sequence[Passage]]]) -> list[list[float]]:
-        """Several requests at once: their queries are encoded in one batch. Each request's passages are
-        ranked against each other."""
-        encodings = self._embedder.encode_queries([query for query, _ in requests])
-        return [
-            self._ranker.scores(query, encoding, passages, self._tokens(passages))
-            for encoding, (query, passages) in zip(encodings, requests, strict=True)
-        ]
+        """Several requests at once; each one's passages are ranked against each other."""
+        return [network_scores(self._model, self._features(query, passages)) for query, passages in requests]
 
-    def _tokens(self, passages: Sequence[Passage]) -> list[TokenVectors]:
-        missing = [passage for passage in passages if passage.token_vectors is None]
-        contexts = [str(passage.metadata.get("title") or "") for passage in missing]
-        texts = [f"{c}\n{p.text}" if c else p.text for c, p in zip(contexts, missing, strict=True)]
-        made = iter(zip(self._embedder.encode_passages(texts), contexts, strict=True))
-        result = []
-        for passage in passages:
-            if passage.token_vectors is None:
-                encoding, context = next(made)
-                result.append(self._ranker.extractor.passage(encoding, self._embedder.num_tokens(context)))
-            else:
-                result.append(unpack(passage.token_vectors))
-        return result
+    def _features(self, query: str, passages: Sequence[Passage]) -> FloatArray:
+        if all(len(passage.features) == len(FEATURES) for passage in passages):
+            rows = np.array([passage.features for passage in passages], dtype=np.float32)
+            return rows.reshape(len(passages), len(FEATURES))
+        embedder, ranker = self._encoder()
+        contexts = [str(passage.metadata.get("title") or "") for passage in passages]
+        texts = [f"{c}\n{p.text}" if c else p.text for c, p in zip(contexts, passages, strict=True)]
+        tokens = [
+            ranker.extractor.passage(encoding, embedder.num_tokens(context))
+            for encoding, context in zip(embedder.encode_passages(texts), contexts, strict=True)
+        ]
+        return ranker.features(query, embedder.encode_queries([query])[0], passages, tokens)
+
+
+def network_scores(model: RankingModel | None, features: FloatArray) -> list[float]:
+    """One score a row of ``features`` ``[candidates, features]``; without a model by meaning and wording."""
+    if model is not None:
+        return model.scores(features)
+    late, fused = features[:, FEATURES.index("late")], features[:, FEATURES.index("fused")]
+    return [float(value) for value in late + 0.5 * fused]
 
 
 class Ranker:
-    """A feature extractor with the network trained on it, or without one: the mean of meaning and wording."""
+    """A feature extractor with the network trained on it, or without one."""
 
     def __init__(self, extractor: FeatureExtractor, model: RankingModel | None) -> None:
         self.extractor = extractor
-        self._model = model
+        self.model = model
 
     @property
     def name(self) -> str:
         """What stored vectors can be compared under: part of the collection's name."""
-        return self._model.name if self._model else "plain"
+        return self.model.name if self.model else "plain"
 
-    def scores(
+    def features(
         self, query: str, encoding: Encoding, passages: Sequence[Passage], tokens: Sequence[TokenVectors]
-    ) -> list[float]:
-        features = self.extractor.features(self.extractor.query(query, encoding), passages, tokens)
-        if self._model is not None:
-            return self._model.scores(features)
-        late, fused = features[:, FEATURES.index("late")], features[:, FEATURES.index("fused")]
-        return [float(value) for value in late + 0.5 * fused]
+    ) -> FloatArray:
+        """``[passages, features]``, the passages being all the candidates of one query."""
+        return self.extractor.features(self.extractor.query(query, encoding), passages, tokens)
 
 
 class CrossEncoderReranker:
@@ -122,21 +126,23 @@ def _indexed_text(passage: Passage) -> str:
     return f"{title}\n{passage.text}" if title else passage.text
 
 
-def load_ranker(config: RerankerConfig, embedder: SentenceEmbedder, embedder_name: str) -> Ranker:
-    """The ranker that ``config`` names; else the packaged one when it was trained on this embedder; else one
-    without training."""
-    model = None
+def load_model(config: RerankerConfig, embedder_name: str) -> RankingModel | None:
+    """The model that ``config`` names; else the packaged one when it was trained on this embedder."""
     if config.model is not None:
-        model = RankingModel.load(Path(config.model))
+        return RankingModel.load(Path(config.model))
+    packaged = RankingModel.load(PACKAGED) if PACKAGED.exists() else None
+    return packaged if packaged is not None and packaged.embedder == embedder_name else None
+
+
+def load_ranker(config: RerankerConfig, embedder: SentenceEmbedder, embedder_name: str) -> Ranker:
+    """The ranker that ``config`` names, or one without training when there is none for this embedder."""
+    model = load_model(config, embedder_name)
+    if model is not None:
         if model.tensors["projection"].shape[0] != embedder.hidden_size:
             raise RetrievalError(
                 f"The reranker {config.model!r} was trained on {model.embedder}, not on {embedder_name}.",
                 "reranker_unavailable",
             )
-    elif PACKAGED.exists():
-        packaged = RankingModel.load(PACKAGED)
-        model = packaged if packaged.embedder == embedder_name else None
-    if model is not None:
         return Ranker(model.extractor(embedder.tokenizer), model)
     identity = np.eye(embedder.hidden_size, dtype=np.float32)
     rarity = np.ones(embedder.tokenizer.get_vocab_size(), dtype=np.float32)
@@ -144,7 +150,7 @@ def load_ranker(config: RerankerConfig, embedder: SentenceEmbedder, embedder_nam
 
 
 def load_reranker(config: RetrievalConfig, cache_folder: Path | None = None) -> Reranker:
-    """The configured reranker, its models loaded. Raises ``RetrievalError`` when they can't be."""
+    """The configured reranker. Raises ``RetrievalError`` when its model can't be loaded."""
     if config.reranker.kind == "none":
         return KeepOrder()
     if config.reranker.kind == "cross_encoder":
@@ -152,5 +158,9 @@ def load_reranker(config: RetrievalConfig, cache_folder: Path | None = None) -> 
     settings = config.embedder.model_copy(
         update={"device": config.reranker.device, "num_threads": config.reranker.num_threads}
     )
-    embedder = SentenceEmbedder(settings, cache_folder)
-    return LateInteractionReranker(embedder, load_ranker(config.reranker, embedder, config.embedder.model))
+
+    def encoder() -> tuple[SentenceEmbedder, Ranker]:
+        embedder = SentenceEmbedder(settings, cache_folder)
+        return embedder, load_ranker(config.reranker, embedder, config.embedder.model)
+
+    return LateInteractionReranker(load_model(config.reranker, config.embedder.model), encoder)

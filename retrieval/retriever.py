@@ -12,7 +12,9 @@ from retrieval.duplicates import drop_near_duplicates
 from retrieval.embedder import Encoding, SentenceEmbedder
 from retrieval.fusion import Fusion
 from retrieval.index.record import Index, IndexQuery
+from retrieval.reranker import Ranker
 from retrieval.sparse import Bm25Encoder
+from retrieval.token_vectors import unpack
 from retrieval.types import Passage, RetrievalError, ScoredPassage, SearchRequest, SearchResult
 
 MAX_TOP_K = 500
@@ -27,19 +29,24 @@ class Retriever:
         embedder: SentenceEmbedder,
         sparse: Bm25Encoder,
         index: Index,
-        with_token_vectors: bool = False,
+        ranker: Ranker | None = None,
     ) -> None:
+        """``ranker``: hits carry the features that it ranks by. Here, since the query's encoding and the
+        stored token vectors are at hand: a reranker elsewhere would encode the query again and be sent
+        hundreds of kilobytes a request."""
         self._config = config
         self._sparse = sparse
         self._index = index
-        self._with_token_vectors = with_token_vectors
+        self._ranker = ranker
         self._queries: Batcher[str, Encoding] = Batcher(embedder.encode_queries, max_batch=64)
 
     def search(self, request: SearchRequest) -> SearchResult:
         """The ``top_k`` best passages of the request's tenant. Raises ``RetrievalError`` for bad input."""
         _check(request)
         started = time.perf_counter()
-        dense = None if self._config.mode == "sparse" else self._queries(request.query).dense
+        needs_encoding = self._ranker is not None or self._config.mode != "sparse"
+        encoding = self._queries(request.query) if needs_encoding else None
+        dense = None if encoding is None or self._config.mode == "sparse" else encoding.dense
         sparse = None if self._config.mode == "dense" else self._sparse.query(request.query)
         embedded = time.perf_counter()
         spare = 2 if self._config.near_duplicate_threshold < 1.0 else 1
@@ -53,16 +60,19 @@ class Retriever:
                     kind=self._config.fusion,
                     dense_weight=self._config.dense_weight,
                     sparse_weight=self._config.sparse_weight,
+                    document_weight=self._config.document_weight,
                     rrf_k=self._config.rrf_k,
                     num_candidates=max(self._config.num_candidates, request.top_k * spare),
                 ),
                 domain=request.domain,
                 document_ids=request.document_ids,
                 filters=request.filters,
-                with_token_vectors=self._with_token_vectors,
+                with_token_vectors=self._ranker is not None,
             )
         )
         hits = drop_near_duplicates(hits, self._config.near_duplicate_threshold)[: request.top_k]
+        if self._ranker is not None and encoding is not None:
+            hits = _with_features(self._ranker, request.query, encoding, hits)
         if self._config.neighbours:
             hits = self._widen(request.tenant, hits)
         return SearchResult(
@@ -90,6 +100,21 @@ class Retriever:
                 replace(hit, passage=_join(hit.passage, parts, self._index.text(tenant, document_id)))
             )
         return widened
+
+
+def _with_features(
+    ranker: Ranker, query: str, encoding: Encoding, hits: Sequence[ScoredPassage]
+) -> list[ScoredPassage]:
+    """The hits with the ranker's features in place of token vectors; those without vectors as they are."""
+    passages = [hit.passage for hit in hits]
+    if not passages or any(passage.token_vectors is None for passage in passages):
+        return list(hits)
+    tokens = [unpack(passage.token_vectors or b"") for passage in passages]
+    rows = ranker.features(query, encoding, passages, tokens).tolist()
+    return [
+        replace(hit, passage=replace(hit.passage, token_vectors=None, features=tuple(row)))
+        for hit, row in zip(hits, rows, strict=True)
+    ]
 
 
 def _check(request: SearchRequest) -> None:

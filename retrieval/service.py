@@ -45,12 +45,12 @@ class RetrievalService:
         """``cache_folder``: where packaged models lie (``models/NAME``); ``data_folder``: index and jobs;
         ``ranker``: instead of the one that ``config`` names."""
         self.config = config
+        self._cache_folder = cache_folder
         self._embedder = SentenceEmbedder(config.embedder, cache_folder)
         self._chunker = Chunker(config.chunking, self._embedder.tokenizer)
         self._sparse = Bm25Encoder()
-        stores_tokens = config.reranker.kind == "late_interaction"
         self._ranker = ranker
-        if stores_tokens and ranker is None:
+        if config.reranker.kind == "late_interaction" and ranker is None:
             self._ranker = load_ranker(config.reranker, self._embedder, config.embedder.model)
         self._collections = open_collections(config.index, data_folder)
         self._name = f"{config.index.collection}-{self._fingerprint()}"
@@ -63,7 +63,6 @@ class RetrievalService:
             self._index,
             optimize_every=config.index.optimize_every,
         )
-        self._stores_tokens = stores_tokens
         self._retriever = self.retriever()
         self._jobs = Jobs(data_folder / "jobs", config.ingestion, lambda: self.ingestion)
         self._closed = threading.Event()
@@ -78,16 +77,22 @@ class RetrievalService:
     def embedder(self) -> SentenceEmbedder:
         return self._embedder
 
+    @property
+    def ranker(self) -> Ranker | None:
+        """What makes token vectors for storage and features of hits; None without a reranker that wants them."""
+        return self._ranker
+
     def retriever(self, mode: SearchMode | None = None) -> Retriever:
         """Another way of searching the same index: dense, sparse or hybrid."""
         search = self.config.search.model_copy(update={"mode": mode} if mode else {})
-        return Retriever(search, self._embedder, self._sparse, self._index, self._stores_tokens)
+        return Retriever(search, self._embedder, self._sparse, self._index, self._ranker)
 
     def reranker(self) -> Reranker:
         """The configured reranker, sharing this service's embedder where it can."""
-        if self._ranker is not None:
-            return LateInteractionReranker(self._embedder, self._ranker)
-        return load_reranker(self.config)
+        ranker = self._ranker
+        if ranker is not None:
+            return LateInteractionReranker(ranker.model, lambda: (self._embedder, ranker))
+        return load_reranker(self.config, self._cache_folder)
 
     def search(self, request: SearchRequest) -> SearchResult:
         return self._retriever.search(request)

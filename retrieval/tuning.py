@@ -9,8 +9,8 @@ from typing import Any
 from retrieval.comparison import compare
 from retrieval.config import RetrievalConfig
 from retrieval.evaluation import Question
+from retrieval.index.record import IndexQuery
 from retrieval.service import RetrievalService
-from retrieval.types import SearchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ def measure(
     batch: int,
 ) -> list[Trial]:
     """One trial a depth; depth 0 is hybrid search alone."""
-    probe = service.search(SearchRequest(questions[0].text, top_k=10)).passages
-    sizes = [len(hit.passage.token_vectors or b"") for hit in probe]
+    stored = _stored_bytes(service, questions[0].text)
     trials = []
     for depth in depths:
         name = "hybrid+rerank" if depth else "hybrid"
@@ -73,10 +72,18 @@ def measure(
                 recall=figures["recall@10"],
                 p50_seconds=total["p50"],
                 p95_seconds=total["p95"],
-                bytes_per_chunk=sum(sizes) // max(1, len(sizes)),
+                bytes_per_chunk=stored,
             )
         )
     return trials
+
+
+def _stored_bytes(service: RetrievalService, question: str) -> int:
+    """Bytes of token vectors a chunk, as a mean over ten."""
+    dense = service.embedder.encode_queries([question])[0].dense
+    hits = service.index.search(IndexQuery("default", dense, None, 10, with_token_vectors=True))
+    sizes = [len(hit.passage.token_vectors or b"") for hit in hits]
+    return sum(sizes) // max(1, len(sizes))
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:

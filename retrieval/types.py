@@ -36,9 +36,11 @@ class Passage:
     text: str
     metadata: Metadata = field(default_factory=dict)
     token_vectors: bytes | None = field(default=None, repr=False, compare=False)
-    """Packed vectors for late interaction (``retrieval.token_vectors``), for the reranker only."""
+    """Packed vectors for late interaction (``retrieval.token_vectors``); they don't leave the retriever."""
     retrieval_scores: tuple[float, ...] = field(default=(), repr=False, compare=False)
-    """First-stage search's fused score, cosine and relative BM25, for the reranker."""
+    """First-stage search's fused score, cosine and relative BM25."""
+    features: tuple[float, ...] = field(default=(), repr=False, compare=False)
+    """What the learned reranker looks at (``retrieval.features``), beside the other hits of the same search."""
 
 
 @dataclass(frozen=True, slots=True)

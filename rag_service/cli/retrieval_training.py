@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from rag_service.cli.asked import ConfigOption, DocumentsOption, LimitOption, QuestionsOption
-from rag_service.cli.index import indexed, load_settings
+from rag_service.cli.index import indexed, load_settings, opened
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note, progress
 
 
@@ -27,13 +27,17 @@ def train(
 ) -> None:
     """Train the small reranker on one's own questions, and say what it brings on held-out documents.
 
-    Use it by setting retrieval.reranker.model to the folder.
+    With --documents, they are indexed for this alone. Without, the configured index is searched: its stored
+    vectors stay as they are, and only the network is trained. Use it by setting retrieval.reranker.model to
+    the folder.
     """
     from retrieval.evaluation import limit_per_domain, load_questions
-    from retrieval.ranker_building import build_ranker
+    from retrieval.ranker_building import build_ranker, retrain_ranker
 
-    if not questions or not documents:
-        raise CommandError("Name files with --questions and --documents.", EXIT_USAGE, "no_questions")
+    if not questions:
+        raise CommandError(
+            "Name at least one file of questions with --questions.", EXIT_USAGE, "no_questions"
+        )
     settings = load_settings(config)
     asked = limit_per_domain(load_questions(questions), limit)
     with progress() as bar:
@@ -44,9 +48,13 @@ def train(
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done, total=total)
 
-        built = build_ranker(
-            settings.retrieval, settings.cache_folder, documents, asked, depth, folds, dimension, watch
-        )
+        if documents:
+            built = build_ranker(
+                settings.retrieval, settings.cache_folder, documents, asked, depth, folds, dimension, watch
+            )
+        else:
+            with opened(settings) as service:
+                built = retrain_ranker(service, asked, depth, folds, watch)
     built.model.save(output)
     result = {
         "folder": str(output),

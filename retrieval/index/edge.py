@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,23 +19,20 @@ from uuid import UUID
 import qdrant_edge as edge
 from filelock import FileLock, Timeout
 
+from retrieval.fusion import Lists
+from retrieval.index.reader import PointReader
 from retrieval.index.record import (
     DENSE,
-    HIT_FIELDS,
-    INFO_FIELDS,
     KEYWORD_FIELDS,
-    SOURCE_FIELDS,
     SPARSE,
+    Condition,
     IndexedDocument,
     IndexQuery,
-    filter_conditions,
-    hits_of,
-    info_of,
-    passage_of,
+    Point,
+    matching,
     payload_of,
-    source_of,
 )
-from retrieval.types import DocumentInfo, Passage, RetrievalError, ScoredPassage
+from retrieval.types import RetrievalError
 
 _UPSERT_POINTS = 256
 _EXACT_KILOBYTES = 65_536
@@ -81,7 +78,7 @@ class ReadWriteLock:
                 self._condition.notify_all()
 
 
-class EdgeIndex:
+class EdgeIndex(PointReader):
     """See ``retrieval.index.record.Index``. Thread-safe; a second process is refused with a clear error."""
 
     def __init__(self, folder: Path, dimension: int | None, quantization: str = "none") -> None:
@@ -106,16 +103,10 @@ class EdgeIndex:
             self._file_lock.release()
             raise
 
-    def version(self, tenant: str, document_id: str) -> str | None:
-        points = self._scroll(
-            _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0), ["version"]
-        )
-        return str(points[0][1]["version"]) if points else None
-
     def replace(self, document: IndexedDocument) -> None:
         with self._write_lock:
             (self._folder / _DIRTY).touch()
-            old = self._scroll(_match(tenant=document.tenant, document_id=document.id), [])
+            old = self._scroll(matching(tenant=document.tenant, document_id=document.id), ["live"])
             stamp = next(self._stamps)
             new_ids = [chunk.id for chunk in document.chunks]
             for start in range(0, len(document.chunks), _UPSERT_POINTS):
@@ -145,71 +136,45 @@ class EdgeIndex:
 
     def delete(self, tenant: str, document_id: str) -> bool:
         with self._write_lock:
-            points = self._scroll(_match(tenant=tenant, document_id=document_id), ["live"])
+            points = self._scroll(matching(tenant=tenant, document_id=document_id), ["live"])
             if points:
                 with self._visible.write():
                     self._update(edge.UpdateOperation.delete_points([point_id for point_id, _ in points]))
             return any(payload["live"] for _, payload in points)
 
-    def search(self, query: IndexQuery) -> list[ScoredPassage]:
-        condition, size = _condition(query), query.fusion.num_candidates
-        fields = [*HIT_FIELDS, "tokens"] if query.with_token_vectors else list(HIT_FIELDS)
+    def _reading(self) -> AbstractContextManager[None]:
+        return self._visible.read()
+
+    def _points(self, ids: Sequence[str], fields: Sequence[str]) -> list[Point]:
+        if not ids:
+            return []
+        wanted = [UUID(chunk_id) for chunk_id in ids]
+        records = self._shard.retrieve([*wanted], with_payload=list(fields), with_vector=False)
+        return [(str(record.id), record.payload or {}) for record in records]
+
+    def _nearest(self, query: IndexQuery, where: Sequence[Condition]) -> Lists:
+        condition, limit = _filter(where), query.fusion.num_candidates
         dense: list[tuple[str, float]] = []
         sparse: list[tuple[str, float]] = []
-        with self._visible.read():
-            if query.dense is not None:
-                dense = self._nearest(edge.Query.Nearest(query.dense.tolist(), using=DENSE), condition, size)
-            if query.sparse is not None and query.sparse.indices:
-                vector = edge.SparseVector(list(query.sparse.indices), list(query.sparse.values))
-                # Term statistics of the tenant's own chunks: another's documents must not show through scores.
-                corpus = edge.IdfParams(corpus=_match(tenant=query.tenant, live=1))
-                nearest = edge.Query.Nearest(vector, using=SPARSE)
-                sparse = self._nearest(nearest, condition, size, edge.SearchParams(idf=corpus))
-            ranked = query.fusion.fuse(dense, sparse)[: query.limit]
-            ids = [UUID(candidate.id) for candidate in ranked]
-            records = self._shard.retrieve([*ids], with_payload=fields, with_vector=False) if ids else []
-        return hits_of(ranked, [(str(record.id), record.payload or {}) for record in records])
+        if query.dense is not None:
+            dense = self._query(edge.Query.Nearest(query.dense.tolist(), using=DENSE), condition, limit)
+        if query.sparse is not None and query.sparse.indices:
+            vector = edge.SparseVector(list(query.sparse.indices), list(query.sparse.values))
+            # Term statistics of the tenant's own chunks: another's documents must not show through scores.
+            corpus = edge.IdfParams(corpus=_filter(matching(tenant=query.tenant, live=1)))
+            nearest = edge.Query.Nearest(vector, using=SPARSE)
+            sparse = self._query(nearest, condition, limit, edge.SearchParams(idf=corpus))
+        return Lists(dense, sparse)
 
-    def _nearest(
+    def _query(
         self, query: edge.Query, condition: edge.Filter, limit: int, params: edge.SearchParams | None = None
     ) -> list[tuple[str, float]]:
         request = edge.QueryRequest(limit=limit, query=query, filter=condition, params=params)
         return [(str(point.id), float(point.score)) for point in self._shard.query(request)]
 
-    def passages(self, tenant: str, document_id: str, indices: Sequence[int] | None = None) -> list[Passage]:
-        must: list[Any] = [*_conditions(tenant=tenant, document_id=document_id, live=1)]
-        if indices is not None:
-            must.append(edge.FieldCondition(key="chunk_index", match=edge.MatchAny(list(indices))))
-        points = self._scroll(edge.Filter(must=must), list(HIT_FIELDS))
-        points.sort(key=lambda point: point[1]["chunk_index"])
-        return [passage_of(point_id, payload) for point_id, payload in points]
-
-    def documents(
-        self, tenant: str, domain: str | None, limit: int, offset: str | None
-    ) -> tuple[list[DocumentInfo], str | None]:
-        conditions: dict[str, str | int] = {"tenant": tenant, "live": 1, "chunk_index": 0}
-        if domain is not None:
-            conditions["domain"] = domain
-        points, following = self._page(_match(**conditions), INFO_FIELDS, limit, offset)
-        return [info_of(payload) for _, payload in points], following
-
-    def document(self, tenant: str, document_id: str) -> DocumentInfo | None:
-        condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
-        points = self._scroll(condition, list(INFO_FIELDS))
-        return info_of(points[0][1]) if points else None
-
-    def text(self, tenant: str, document_id: str) -> str:
-        condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
-        points = self._scroll(condition, ["document_text"])
-        return str(points[0][1]["document_text"]) if points else ""
-
-    def sources(self, limit: int, offset: str | None) -> tuple[list[dict[str, Any]], str | None]:
-        points, following = self._page(_match(live=1, chunk_index=0), SOURCE_FIELDS, limit, offset)
-        return [source_of(payload) for _, payload in points], following
-
     def count(self) -> int:
         with self._visible.read():
-            return int(self._shard.count(edge.CountRequest(exact=True, filter=_match(live=1))))
+            return int(self._shard.count(edge.CountRequest(exact=True, filter=_filter(matching(live=1)))))
 
     def optimize(self) -> None:
         """Merge and clean up segments; readers go on meanwhile."""
@@ -234,9 +199,11 @@ class EdgeIndex:
             raise RetrievalError(f"The index could not be written: {error}", "index_write_failed") from error
 
     def _page(
-        self, condition: edge.Filter, fields: Sequence[str], limit: int, offset: str | None
-    ) -> tuple[list[tuple[str, dict[str, Any]]], str | None]:
-        request = edge.ScrollRequest(offset=offset, limit=limit, filter=condition, with_payload=list(fields))
+        self, where: Sequence[Condition], fields: Sequence[str], limit: int, offset: str | None
+    ) -> tuple[list[Point], str | None]:
+        request = edge.ScrollRequest(
+            offset=offset, limit=limit, filter=_filter(where), with_payload=list(fields)
+        )
         try:
             with self._visible.read():
                 records, following = self._shard.scroll(request)
@@ -244,22 +211,13 @@ class EdgeIndex:
             raise RetrievalError("The offset is none that a listing returned.", "invalid_offset") from None
         return [(str(r.id), r.payload or {}) for r in records], None if following is None else str(following)
 
-    def _scroll(self, condition: edge.Filter, fields: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        points: list[tuple[str, dict[str, Any]]] = []
-        offset: str | None = None
-        while True:
-            page, offset = self._page(condition, fields or ["live"], 1000, offset)
-            points += page
-            if offset is None:
-                return points
-
     def _recover(self) -> None:
         """After a hard kill: finish every replacement whose new version is complete, undo the others."""
         versions: dict[tuple[str, str], dict[int, list[tuple[str, dict[str, Any]]]]] = defaultdict(
             lambda: defaultdict(list)
         )
         fields = ["tenant", "document_id", "stamp", "num_chunks", "live"]
-        for point_id, payload in self._scroll(edge.Filter(), fields):
+        for point_id, payload in self._scroll([], fields):
             versions[payload["tenant"], payload["document_id"]][payload["stamp"]].append((point_id, payload))
         for by_stamp in versions.values():
             complete = [
@@ -296,18 +254,13 @@ def _open(folder: Path, dimension: int | None, quantization: str) -> edge.EdgeSh
     return shard
 
 
-def _conditions(**fields: str | int) -> list[edge.FieldCondition]:
-    return [edge.FieldCondition(key=name, match=edge.MatchValue(value)) for name, value in fields.items()]
+def _filter(where: Sequence[Condition]) -> edge.Filter:
+    must: list[Any] = [edge.FieldCondition(key=name, match=_match(values)) for name, values in where]
+    return edge.Filter(must=must) if must else edge.Filter()
 
 
-def _match(**fields: str | int) -> edge.Filter:
-    return edge.Filter(must=[*_conditions(**fields)])
-
-
-def _condition(query: IndexQuery) -> edge.Filter:
-    must: list[Any] = [*_conditions(live=1)]
-    must += [
-        edge.FieldCondition(key=name, match=edge.MatchAny(allowed))
-        for name, allowed in filter_conditions(query)
-    ]
-    return edge.Filter(must=must)
+def _match(values: Sequence[str | int]) -> edge.MatchValue | edge.MatchAny:
+    if len(values) == 1:
+        return edge.MatchValue(values[0])
+    any_of: Any = list(values)  # all texts or all numbers, which the annotation can't say
+    return edge.MatchAny(any_of)

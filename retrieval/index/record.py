@@ -217,13 +217,22 @@ def source_of(payload: Mapping[str, Any]) -> dict[str, Any]:
 SOURCE_FIELDS = ("document_id", "tenant", "domain", "title", "document_text", "meta")
 
 
-def filter_conditions(query: IndexQuery) -> list[tuple[str, list[str]]]:
-    """(payload field, allowed texts) that a hit must meet, the tenant first.
+Condition = tuple[str, Sequence[str | int]]
+"""A payload field and the values that it may have."""
+
+
+def matching(**fields: str | int) -> list[Condition]:
+    """The conditions that each field has just this value."""
+    return [(name, [value]) for name, value in fields.items()]
+
+
+def filter_conditions(query: IndexQuery) -> list[Condition]:
+    """What a hit must meet, the tenant first.
 
     Caller-given names reach only ``tags``, which hold the caller's own metadata, title and section: no filter
     can speak about tenants. Raises ``RetrievalError`` for values that can't be filtered by.
     """
-    conditions: list[tuple[str, list[str]]] = [("tenant", [query.tenant])]
+    conditions: list[Condition] = [("tenant", [query.tenant])]
     if query.domain is not None:
         conditions.append(("domain", [query.domain]))
     if query.document_ids:

@@ -13,24 +13,20 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from retrieval.config import IndexConfig
+from retrieval.fusion import Candidates, Lists
+from retrieval.index.reader import PointReader
 from retrieval.index.record import (
     DENSE,
-    HIT_FIELDS,
-    INFO_FIELDS,
     KEYWORD_FIELDS,
-    SOURCE_FIELDS,
     SPARSE,
+    Condition,
     IndexedDocument,
     IndexQuery,
-    filter_conditions,
-    hits_of,
-    info_of,
-    newest_only,
-    passage_of,
+    Point,
+    matching,
     payload_of,
-    source_of,
 )
-from retrieval.types import DocumentInfo, Passage, RetrievalError, ScoredPassage
+from retrieval.types import RetrievalError
 
 Value = TypeVar("Value")
 _UPSERT_POINTS = 64
@@ -48,7 +44,7 @@ def connect(config: IndexConfig) -> QdrantClient:
     )
 
 
-class ServerIndex:
+class ServerIndex(PointReader):
     """See ``retrieval.index.record.Index``. Several writers and readers may share the collection.
 
     Readers see a new version of a document only once all of it is written, and never two versions; of two
@@ -64,11 +60,6 @@ class ServerIndex:
         self._num_retries = num_retries
         if dimension is not None:
             self._call(lambda: self._create(dimension))
-
-    def version(self, tenant: str, document_id: str) -> str | None:
-        condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
-        points = self._scroll(condition, ["version", "stamp"])
-        return str(max(points, key=lambda point: point[1]["stamp"])[1]["version"]) if points else None
 
     def replace(self, document: IndexedDocument) -> None:
         stamp = time.time_ns() // 1000
@@ -93,74 +84,54 @@ class ServerIndex:
         self._delete_older(document.tenant, document.id, stamp)
 
     def delete(self, tenant: str, document_id: str) -> bool:
-        found = self._scroll(_match(tenant=tenant, document_id=document_id), ["live"])
+        found = self._scroll(matching(tenant=tenant, document_id=document_id), ["live"])
         if found:
             ids: list[qdrant.ExtendedPointId] = [point_id for point_id, _ in found]
             self._remove(qdrant.PointIdsList(points=ids))
         return any(payload["live"] for _, payload in found)
 
-    def search(self, query: IndexQuery) -> list[ScoredPassage]:
-        condition, size = _condition(query), query.fusion.num_candidates
-        corpus = qdrant.SearchParams(idf=qdrant.IdfCorpusParams(corpus=_match(tenant=query.tenant, live=1)))
+    def _points(self, ids: Sequence[str], fields: Sequence[str]) -> list[Point]:
+        if not ids:
+            return []
+        wanted: list[qdrant.ExtendedPointId] = list(ids)
+        records = self._call(
+            lambda: self._client.retrieve(self._collection, wanted, with_payload=list(fields))
+        )
+        return [(str(record.id), record.payload or {}) for record in records]
+
+    def _nearest(self, query: IndexQuery, where: Sequence[Condition]) -> Lists:
+        condition, limit = _filter(where), query.fusion.num_candidates
+        corpus = qdrant.IdfCorpusParams(corpus=_filter(matching(tenant=query.tenant, live=1)))
         requests: dict[str, qdrant.QueryRequest] = {}
         if query.dense is not None:
             requests[DENSE] = qdrant.QueryRequest(
-                query=query.dense.tolist(), using=DENSE, filter=condition, limit=size
+                query=query.dense.tolist(), using=DENSE, filter=condition, limit=limit
             )
         if query.sparse is not None and query.sparse.indices:
             vector = qdrant.SparseVector(indices=list(query.sparse.indices), values=list(query.sparse.values))
             requests[SPARSE] = qdrant.QueryRequest(
-                query=vector, using=SPARSE, filter=condition, limit=size, params=corpus
+                query=vector,
+                using=SPARSE,
+                filter=condition,
+                limit=limit,
+                params=qdrant.SearchParams(idf=corpus),
             )
         if not requests:
-            return []
+            return Lists()
         responses = self._call(
             lambda: self._client.query_batch_points(self._collection, requests=list(requests.values()))
         )
-        lists = {
+        lists: dict[str, Candidates] = {
             name: [(str(point.id), point.score) for point in response.points]
             for name, response in zip(requests, responses, strict=True)
         }
-        ranked = query.fusion.fuse(lists.get(DENSE, []), lists.get(SPARSE, []))[: query.limit]
-        fields = [*HIT_FIELDS, "tokens"] if query.with_token_vectors else list(HIT_FIELDS)
-        ids: list[qdrant.ExtendedPointId] = [candidate.id for candidate in ranked]
-        records = self._call(lambda: self._client.retrieve(self._collection, ids, with_payload=fields))
-        return hits_of(ranked, [(str(record.id), record.payload or {}) for record in records])
-
-    def passages(self, tenant: str, document_id: str, indices: Sequence[int] | None = None) -> list[Passage]:
-        must: list[Any] = _conditions(tenant=tenant, document_id=document_id, live=1)
-        if indices is not None:
-            must.append(qdrant.FieldCondition(key="chunk_index", match=qdrant.MatchAny(any=list(indices))))
-        points = self._scroll(qdrant.Filter(must=must), list(HIT_FIELDS))
-        kept = sorted(newest_only(points), key=lambda point: point[1]["chunk_index"])
-        return [passage_of(point_id, payload) for point_id, payload in kept]
-
-    def documents(
-        self, tenant: str, domain: str | None, limit: int, offset: str | None
-    ) -> tuple[list[DocumentInfo], str | None]:
-        conditions: dict[str, str | int] = {"tenant": tenant, "live": 1, "chunk_index": 0}
-        if domain is not None:
-            conditions["domain"] = domain
-        points, following = self._page(_match(**conditions), INFO_FIELDS, limit, offset)
-        return [info_of(payload) for _, payload in points], following
-
-    def document(self, tenant: str, document_id: str) -> DocumentInfo | None:
-        condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
-        points = self._scroll(condition, [*INFO_FIELDS, "stamp"])
-        return info_of(max(points, key=lambda point: point[1]["stamp"])[1]) if points else None
-
-    def text(self, tenant: str, document_id: str) -> str:
-        condition = _match(tenant=tenant, document_id=document_id, live=1, chunk_index=0)
-        points = self._scroll(condition, ["document_text", "stamp"])
-        return str(max(points, key=lambda point: point[1]["stamp"])[1]["document_text"]) if points else ""
-
-    def sources(self, limit: int, offset: str | None) -> tuple[list[dict[str, Any]], str | None]:
-        points, following = self._page(_match(live=1, chunk_index=0), SOURCE_FIELDS, limit, offset)
-        return [source_of(payload) for _, payload in points], following
+        return Lists(lists.get(DENSE, ()), lists.get(SPARSE, ()))
 
     def count(self) -> int:
         return self._call(
-            lambda: self._client.count(self._collection, count_filter=_match(live=1), exact=True).count
+            lambda: (
+                self._client.count(self._collection, count_filter=_filter(matching(live=1)), exact=True).count
+            )
         )
 
     def optimize(self) -> None:
@@ -185,10 +156,12 @@ class ServerIndex:
 
     def _delete_older(self, tenant: str, document_id: str, stamp: int) -> None:
         """Leave the newest live version alone: this writer's, or that of one who started later."""
-        live = self._scroll(_match(tenant=tenant, document_id=document_id, live=1, chunk_index=0), ["stamp"])
+        live = self._scroll(
+            matching(tenant=tenant, document_id=document_id, live=1, chunk_index=0), ["stamp"]
+        )
         newest = max([stamp, *(payload["stamp"] for _, payload in live)])
         older = qdrant.FieldCondition(key="stamp", range=qdrant.Range(lt=newest))
-        must: list[Any] = [*_conditions(tenant=tenant, document_id=document_id), older]
+        must: list[Any] = [*_conditions(matching(tenant=tenant, document_id=document_id)), older]
         self._remove(qdrant.FilterSelector(filter=qdrant.Filter(must=must)))
 
     def _upsert(self, points: list[qdrant.PointStruct]) -> None:
@@ -198,27 +171,18 @@ class ServerIndex:
         self._call(lambda: self._client.delete(self._collection, selector, wait=True))
 
     def _page(
-        self, condition: qdrant.Filter, fields: Sequence[str], limit: int, offset: str | None
-    ) -> tuple[list[tuple[str, dict[str, Any]]], str | None]:
+        self, where: Sequence[Condition], fields: Sequence[str], limit: int, offset: str | None
+    ) -> tuple[list[Point], str | None]:
         records, following = self._call(
             lambda: self._client.scroll(
                 self._collection,
-                scroll_filter=condition,
+                scroll_filter=_filter(where),
                 limit=limit,
                 offset=offset,
                 with_payload=list(fields),
             )
         )
         return [(str(r.id), r.payload or {}) for r in records], None if following is None else str(following)
-
-    def _scroll(self, condition: qdrant.Filter, fields: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        points: list[tuple[str, dict[str, Any]]] = []
-        offset: str | None = None
-        while True:
-            page, offset = self._page(condition, fields, 500, offset)
-            points += page
-            if offset is None:
-                return points
 
     def _call(self, function: Callable[[], Value]) -> Value:
         """``function()``, tried again after failures of transport; every operation here may be repeated."""
@@ -247,21 +211,17 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _conditions(**fields: str | int) -> list[qdrant.FieldCondition]:
+def _conditions(where: Sequence[Condition]) -> list[qdrant.FieldCondition]:
     return [
-        qdrant.FieldCondition(key=name, match=qdrant.MatchValue(value=value))
-        for name, value in fields.items()
+        qdrant.FieldCondition(
+            key=name,
+            match=qdrant.MatchAny(any=list(values))
+            if len(values) > 1
+            else qdrant.MatchValue(value=values[0]),
+        )
+        for name, values in where
     ]
 
 
-def _match(**fields: str | int) -> qdrant.Filter:
-    return qdrant.Filter(must=[*_conditions(**fields)])
-
-
-def _condition(query: IndexQuery) -> qdrant.Filter:
-    must: list[Any] = [*_conditions(live=1)]
-    must += [
-        qdrant.FieldCondition(key=name, match=qdrant.MatchAny(any=allowed))
-        for name, allowed in filter_conditions(query)
-    ]
-    return qdrant.Filter(must=must)
+def _filter(where: Sequence[Condition]) -> qdrant.Filter:
+    return qdrant.Filter(must=[*_conditions(where)])

@@ -107,6 +107,25 @@ def test_filters_by_domain_document_and_metadata(index: Index) -> None:
         texts(index, filters={"year": {"gt": 1}})
 
 
+def test_the_best_passages_document_is_opened_and_lifts_the_others(index: Index) -> None:
+    index.replace(make_document("other", text="other", num_chunks=3))
+    index.replace(make_document("best", text="best", num_chunks=4))
+    vector = np.array([0.0, 0.1, 0.2, 1.0], dtype=np.float32)
+
+    def found(**weights: float) -> list[str]:
+        fusion = Fusion(num_candidates=2, sparse_weight=0.1, **weights)
+        asked = IndexQuery("acme", vector, SparseVector((4,), (1.0,)), 10, fusion)
+        return [hit.passage.text for hit in index.search(asked)]
+
+    plain = found(document_weight=0.0)
+    assert plain[0] == "best v1 3"
+    assert len(plain) == 2
+    lifted = found()
+    assert lifted[:2] == ["best v1 3", "best v1 2"]
+    assert set(plain) < {*lifted, "other v1 2"}
+    assert texts(index, document_ids=("other",)) == {f"other v1 {i}" for i in range(3)}
+
+
 def test_pages_of_documents_cover_each_document_once(index: Index) -> None:
     for number in range(7):
         index.replace(make_document(f"d{number}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.config import ChunkingConfig, RetrievalConfig, SearchConfig
+from retrieval.features import FEATURES
 from retrieval.ingestion import Ingestion
 from retrieval.loaders import LoadFailure
 from retrieval.reranker import load_reranker
@@ -67,15 +68,16 @@ def test_tenants_are_apart_in_every_call(filled: RetrievalService) -> None:
     assert filled.document("lease", "default") is not None
 
 
-def test_the_reranker_uses_stored_vectors_and_agrees_with_fresh_ones(
+def test_hits_carry_the_rerankers_features_and_those_made_afresh_agree(
     filled: RetrievalService, cache_folder: Path
 ) -> None:
     query = "Do pets need written consent?"
     passages = [hit.passage for hit in filled.search(SearchRequest(query, top_k=5)).passages]
-    assert all(passage.token_vectors for passage in passages)
+    assert all(len(passage.features) == len(FEATURES) for passage in passages)
+    assert not any(passage.token_vectors for passage in passages)
     reranker = load_reranker(RetrievalConfig(), cache_folder)
     stored = reranker.score(query, passages)
-    fresh = reranker.score(query, [replace(passage, token_vectors=None) for passage in passages])
+    fresh = reranker.score(query, [replace(passage, features=()) for passage in passages])
     assert stored == pytest.approx(fresh, abs=0.15)
     assert passages[stored.index(max(stored))].document_id == "lease"
     assert reranker.score(query, []) == []
