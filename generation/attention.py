@@ -199,6 +199,7 @@ class Step:
         self.values = values
         self._plan: _Plan | None = None
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
         """Store the new keys and values and attend: ``query [T, H, D]``, ``key`` and ``value [T, KV, D]``.
 

@@ -21,6 +21,7 @@ from generation.kv_cache import CacheShape
 from generation.model_runner import LoadedModel
 from generation.packing import PackedLinear, can_pack, pack_linears
 
+_INT4_GROUP = 32
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -64,9 +65,11 @@ def load_model(config: ModelConfig) -> LoadedModel:
         if can_fuse(decoder):
             decoder = FusedDecoder(decoder)
     whole = nn.ModuleDict({"decoder": decoder, "head": head})
-    _quantize(whole, config.quantization)
+    _quantize(whole, config.quantization, device)
     # A tied head shares its weight with the embedding; packing gives the head its own copy.
-    if config.packed_linear and device.type == "cpu" and config.quantization == "none":
+    # The compiler brings kernels of its own, which take plain weights.
+    plain = config.quantization == "none" and not config.compile
+    if config.packed_linear and device.type == "cpu" and plain:
         pack_linears(whole)
         _leave_file(whole)
     decoder, head = whole["decoder"], whole["head"]
@@ -180,19 +183,31 @@ def _head(model: PreTrainedModel) -> nn.Module | None:
     return head
 
 
-def _quantize(model: nn.Module, kind: str) -> None:
+def _quantize(model: nn.Module, kind: str, device: torch.device) -> None:
     """Weight-only int8 or int4 through torchao, in place."""
     if kind == "none":
         return
     try:
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+        from torchao.quantization import (
+            Int4WeightOnlyConfig,
+            Int8WeightOnlyConfig,
+            IntxWeightOnlyConfig,
+            quantize_,
+        )
+        from torchao.quantization.granularity import PerGroup
     except ImportError as error:
         raise ModelNotUsable(
             "Quantisation needs torchao: pip install 'rag-service[quantization]'."
         ) from error
+    if kind == "int8":
+        chosen: Any = Int8WeightOnlyConfig()
+    elif device.type == "cuda":
+        chosen = Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d")
+    else:  # the packed int4 kernels need a GPU; elsewhere the weights are small, not fast
+        chosen = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_INT4_GROUP))  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantize_(model, Int8WeightOnlyConfig() if kind == "int8" else Int4WeightOnlyConfig())
+        quantize_(model, chosen)
 
 
 def _tokenizer_size(config: ModelConfig, model_size: int) -> int:
