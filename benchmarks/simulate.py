@@ -170,7 +170,7 @@ class _Slots:
     def allocate(self) -> int | None:
         return self._free.pop() if self._free else None
 
-    def free(self, slot: int, *, poisoned: bool = False) -> None:
+    def free(self, slot: int, *, poisoned: bool | None = False) -> None:
         self._free.append(slot)
 
 

@@ -68,10 +68,15 @@ class SlotPool:
         self._free.remove(slot)
         return slot
 
-    def free(self, slot: int, *, poisoned: bool = False) -> None:
-        """Give a slot back. ``poisoned``: it holds NaN, which masking would spread; wipe it."""
+    def free(self, slot: int, *, poisoned: bool | None = False) -> None:
+        """Give a slot back. ``poisoned``: it holds NaN, which masking would spread; wipe it. None: look.
+
+        What is not a number in one layer is none in all later ones, so the last layer tells.
+        """
         if slot in self._free:
             raise ValueError(f"slot {slot} is free already")
+        if poisoned is None:
+            poisoned = bool(self.values) and not bool(self.values[-1][slot].isfinite().all())
         if poisoned:
             for layer in (*self.keys, *self.values):
                 layer[slot].zero_()

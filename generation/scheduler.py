@@ -26,7 +26,7 @@ class Slots(Protocol):
 
     def allocate(self) -> int | None: ...
 
-    def free(self, slot: int, *, poisoned: bool = False) -> None: ...
+    def free(self, slot: int, *, poisoned: bool | None = False) -> None: ...
 
 
 class Outcome(Protocol):
@@ -104,7 +104,8 @@ class Scheduler:
         """End a request now; its slot is free on return. None if it is not here (any more)."""
         for sequence in (*self.running, *self.waiting):
             if sequence.request_id == request_id:
-                return self._end(sequence, sequence.finish("cancelled"))
+                # Its logits may not have been looked at since its last tokens were computed.
+                return self._end(sequence, sequence.finish("cancelled"), poisoned=None)
         return None
 
     def fail(self, request_id: str, message: str) -> GenerationChunk | None:
@@ -118,7 +119,9 @@ class Scheduler:
         """Expire, admit and choose. Also returns the last chunks of requests beyond their deadline."""
         now = self._clock()
         late = [sequence for sequence in (*self.running, *self.waiting) if sequence.expired(now)]
-        ended = [self._end(s, s.finish("error", "The request's deadline has passed.")) for s in late]
+        ended = [
+            self._end(s, s.finish("error", "The request's deadline has passed."), poisoned=None) for s in late
+        ]
         self._admit(now)
         plan = Plan()
         budget = self._chunk
@@ -169,7 +172,9 @@ class Scheduler:
             self.running.append(sequence)
             sequence.num_cached_tokens = sequence.num_computed = self._on_admit(sequence)
 
-    def _end(self, sequence: Sequence, chunk: GenerationChunk, *, poisoned: bool = False) -> GenerationChunk:
+    def _end(
+        self, sequence: Sequence, chunk: GenerationChunk, *, poisoned: bool | None = False
+    ) -> GenerationChunk:
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:

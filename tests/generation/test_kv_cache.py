@@ -69,6 +69,20 @@ def test_a_poisoned_slot_is_wiped() -> None:
     assert not slots.keys[0].isnan().any()
 
 
+def test_a_slot_of_an_unseen_result_is_looked_at() -> None:
+    """A cancelled request's last tokens were computed, but nobody read their logits."""
+    slots = pool()
+    for bad in (False, True):
+        slot = slots.allocate()
+        assert slot == 0
+        slots.keys[0][0].fill_(3.0)
+        if bad:
+            slots.values[-1][0, 0, 1, 0] = float("nan")
+        slots.free(0, poisoned=None)
+        assert not slots.values[-1].isnan().any()
+        assert bool(slots.keys[0][0].any()) == (not bad)
+
+
 def test_whole_blocks_come_back_and_one_token_is_always_left() -> None:
     slots = pool()
     cache = PrefixCache(slots, block_size=4, num_blocks=8)

@@ -28,7 +28,7 @@ class FakeSlots:
     def allocate(self) -> int | None:
         return self.free_slots.pop(0) if self.free_slots else None
 
-    def free(self, slot: int, *, poisoned: bool = False) -> None:
+    def free(self, slot: int, *, poisoned: bool | None = False) -> None:
         self.free_slots.append(slot)
         if poisoned:
             self.poisoned.append(slot)
