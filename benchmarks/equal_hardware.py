@@ -124,7 +124,7 @@ def main() -> None:
     link = ProcessLink(functools.partial(make_worker, settings, MAX_BATCH), core=DRAFT_CORE)
     plain, ahead = Loop(make_engine(pair, "off", None)), Loop(make_engine(pair, "auto", link))
     ahead.run(prompts[:4], 2, n)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for concurrency in (1, 2, 4) if options.quick else (1, 2, 4, 8, 16):
         many = (prompts * 4)[: max(len(prompts), 2 * concurrency)]
         say(f"concurrency {concurrency}")
