@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,22 +123,23 @@ class SentenceEmbedder:
         return np.stack([encoding.dense for encoding in self.encode_passages(texts)])
 
     def encode_passages(self, texts: Sequence[str]) -> list[Encoding]:
-        return self._encode([self._config.passage_prefix + text for text in texts])
+        return _in_order(self.each_passage(texts))
 
     def encode_queries(self, texts: Sequence[str]) -> list[Encoding]:
-        return self._encode([self._config.query_prefix + text for text in texts])
+        return _in_order(self._each([self._config.query_prefix + text for text in texts]))
 
-    def _encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Batches of similar length, so that little is padded; results in the order of ``texts``."""
+    def each_passage(self, texts: Sequence[str]) -> Iterator[tuple[int, Encoding]]:
+        """(place in ``texts``, encoding), as they come: all of them at once would take much memory."""
+        return self._each([self._config.passage_prefix + text for text in texts])
+
+    def _each(self, texts: Sequence[str]) -> Iterator[tuple[int, Encoding]]:
+        """Batches of similar length, so that little is padded."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        results: list[Encoding | None] = [None] * len(texts)
         for start in range(0, len(order), self._config.batch_size):
             batch = order[start : start + self._config.batch_size]
             with self._lock:
                 encodings = self._forward([texts[i] for i in batch])
-            for i, encoding in zip(batch, encodings, strict=True):
-                results[i] = encoding
-        return [encoding for encoding in results if encoding is not None]
+            yield from zip(batch, encodings, strict=True)
 
     @torch.inference_mode()
     def _forward(self, texts: list[str]) -> list[Encoding]:
@@ -156,3 +157,7 @@ class SentenceEmbedder:
             keep = [i for i, token in enumerate(token_ids[row]) if int(token) not in self._special_ids]
             encodings.append(Encoding(dense[row], tokens[row, keep], token_ids[row, keep].astype(np.int64)))
         return encodings
+
+
+def _in_order(encodings: Iterator[tuple[int, Encoding]]) -> list[Encoding]:
+    return [encoding for _, encoding in sorted(encodings, key=lambda item: item[0])]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from retrieval.chunk_encoder import ChunkEncoder
 from retrieval.chunking import Chunk, Chunker, document_version
-from retrieval.embedder import Encoding, SentenceEmbedder
 from retrieval.index.record import Index, IndexedChunk, IndexedDocument
 from retrieval.loaders import LoadFailure
-from retrieval.reranker import Ranker
-from retrieval.sparse import Bm25Encoder
-from retrieval.token_vectors import pack
 from retrieval.types import Document, RetrievalError
 
 _MAX_FAILURES = 1000
@@ -36,6 +35,15 @@ class Progress:
             self.failures.append((name, reason))
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A document cut into chunks, to be written under ``version``."""
+
+    document: Document
+    version: str
+    chunks: list[Chunk]
+
+
 class Ingestion:
     """Writes documents to one index. Running the same documents again does nothing, so a run that was cut
     off is resumed by running it again."""
@@ -43,18 +51,13 @@ class Ingestion:
     def __init__(
         self,
         chunker: Chunker,
-        embedder: SentenceEmbedder,
-        sparse: Bm25Encoder,
-        ranker: Ranker | None,
+        encoder: ChunkEncoder,
         index: Index,
         batch_chunks: int = 256,
         optimize_every: int = 5000,
     ) -> None:
-        """``ranker`` None: no token vectors are stored."""
         self._chunker = chunker
-        self._embedder = embedder
-        self._sparse = sparse
-        self._ranker = ranker
+        self._encoder = encoder
         self._index = index
         self._batch_chunks = batch_chunks
         self._optimize_every = optimize_every
@@ -68,39 +71,54 @@ class Ingestion:
     ) -> Progress:
         """Ingest everything; a document that fails is recorded and the rest goes on.
 
-        Memory stays bounded by a batch: ``items`` may be a generator over any number of documents.
+        While one batch of chunks is embedded, the one before is written and the one after is read and cut.
+        Memory stays bounded by these three: ``items`` may be a generator over any number of documents.
         """
         progress = Progress()
-        pending: list[tuple[Document, str, list[Chunk]]] = []
-        num_pending = num_since_optimized = 0
-        with self._run_lock:
-            for item in items:
-                if is_cancelled():
-                    break
-                progress.num_documents += 1
-                chunked = self._prepare(item, progress)
-                if chunked is not None:
-                    pending.append(chunked)
-                    num_pending += len(chunked[2])
-                if num_pending >= self._batch_chunks:
-                    self._write(pending, progress)
-                    num_since_optimized += num_pending
-                    pending, num_pending = [], 0
-                    if self._optimize_every and num_since_optimized >= self._optimize_every:
-                        self._index.optimize()
-                        num_since_optimized = 0
-                on_progress(progress)
-            if not is_cancelled():
-                self._write(pending, progress)
-                num_since_optimized += num_pending
-            if num_since_optimized:
+        with self._run_lock, self._encoder.running() as encode:
+            waiting: deque[tuple[list[_Prepared], Future[list[IndexedChunk]]]] = deque()
+            num_unoptimized = 0
+            for batch in self._batches(items, progress, on_progress, is_cancelled):
+                waiting.append((batch, encode([chunk for one in batch for chunk in one.chunks])))
+                if len(waiting) > 1:
+                    num_unoptimized += self._write(*waiting.popleft(), progress)
+                    on_progress(progress)
+                if self._optimize_every and num_unoptimized >= self._optimize_every:
+                    self._index.optimize()
+                    num_unoptimized = 0
+            while waiting and not is_cancelled():
+                num_unoptimized += self._write(*waiting.popleft(), progress)
+            if num_unoptimized:
                 self._index.optimize()
         on_progress(progress)
         return progress
 
-    def _prepare(
-        self, item: Document | LoadFailure, progress: Progress
-    ) -> tuple[Document, str, list[Chunk]] | None:
+    def _batches(
+        self,
+        items: Iterable[Document | LoadFailure],
+        progress: Progress,
+        on_progress: Callable[[Progress], None],
+        is_cancelled: Callable[[], bool],
+    ) -> Iterator[list[_Prepared]]:
+        """What is to be written, about ``batch_chunks`` chunks at a time; ends early when cancelled."""
+        batch: list[_Prepared] = []
+        num_chunks = 0
+        for item in items:
+            if is_cancelled():
+                return
+            progress.num_documents += 1
+            prepared = self._prepare(item, progress)
+            if prepared is not None:
+                batch.append(prepared)
+                num_chunks += len(prepared.chunks)
+            if num_chunks >= self._batch_chunks:
+                yield batch
+                batch, num_chunks = [], 0
+            on_progress(progress)
+        if batch and not is_cancelled():
+            yield batch
+
+    def _prepare(self, item: Document | LoadFailure, progress: Progress) -> _Prepared | None:
         """The document cut into chunks; None when it failed or stands in the index already."""
         if isinstance(item, LoadFailure):
             progress.fail(item.name, item.reason)
@@ -118,13 +136,17 @@ class Ingestion:
         if not chunks:
             progress.fail(item.id, "The document has no text.")
             return None
-        return item, version, chunks
+        return _Prepared(item, version, chunks)
 
-    def _write(self, pending: Sequence[tuple[Document, str, list[Chunk]]], progress: Progress) -> None:
-        chunks = [chunk for _, _, document_chunks in pending for chunk in document_chunks]
-        indexed = iter(self._embed(chunks))
-        for document, version, document_chunks in pending:
-            ready = [next(indexed) for _ in document_chunks]
+    def _write(
+        self, batch: Sequence[_Prepared], encoded: Future[list[IndexedChunk]], progress: Progress
+    ) -> int:
+        """Replace each document as soon as the batch is encoded; returns how many chunks were written."""
+        chunks = iter(encoded.result())
+        num_written = 0
+        for one in batch:
+            ready = [next(chunks) for _ in one.chunks]
+            document = one.document
             try:
                 self._index.replace(
                     IndexedDocument(
@@ -133,7 +155,7 @@ class Ingestion:
                         domain=document.domain,
                         title=document.title,
                         text=document.text,
-                        version=version,
+                        version=one.version,
                         metadata=document.metadata,
                         chunks=ready,
                     )
@@ -142,29 +164,9 @@ class Ingestion:
                 progress.fail(document.id, str(error))
                 continue
             progress.num_done += 1
-            progress.num_chunks += len(ready)
-
-    def _embed(self, chunks: Sequence[Chunk]) -> list[IndexedChunk]:
-        encodings = self._embedder.encode_passages([chunk.indexed_text for chunk in chunks])
-        return [
-            IndexedChunk(
-                id=chunk.id,
-                index=chunk.index,
-                text=chunk.text,
-                start=chunk.start,
-                end=chunk.end,
-                section=chunk.section,
-                dense=encoding.dense,
-                sparse=self._sparse.document(chunk.indexed_text),
-                token_vectors=self._token_vectors(chunk, encoding),
-            )
-            for chunk, encoding in zip(chunks, encodings, strict=True)
-        ]
-
-    def _token_vectors(self, chunk: Chunk, encoding: Encoding) -> bytes | None:
-        if self._ranker is None:
-            return None
-        return pack(self._ranker.extractor.passage(encoding, self._embedder.num_tokens(chunk.context)))
+            num_written += len(ready)
+        progress.num_chunks += num_written
+        return num_written
 
 
 def _problem(document: Document) -> str | None:

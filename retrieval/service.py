@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrieval.chunk_encoder import ChunkEncoder
 from retrieval.chunking import Chunker
 from retrieval.collection import open_collections, stored_documents
 from retrieval.config import RetrievalConfig, SearchMode
@@ -57,9 +58,7 @@ class RetrievalService:
         self._index: Index = self._collections.open(self._name, self._embedder.dimension)
         self.ingestion = Ingestion(
             self._chunker,
-            self._embedder,
-            self._sparse,
-            self._ranker,
+            ChunkEncoder(self._embedder, self._sparse, self._ranker),
             self._index,
             optimize_every=config.index.optimize_every,
         )
