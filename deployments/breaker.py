@@ -1,4 +1,4 @@
-"""Circuit breakers for replicas, and deadlines that follow measured step times.
+"""Circuit breakers for replicas.
 
 Pure logic: no Ray, no threads, no sleeping; time comes from an injectable clock.
 """
@@ -184,50 +184,3 @@ class Breakers:
     def states(self) -> dict[str, BreakerState]:
         """Replica id → state, for ``status()`` and ``rag_draft_breaker_open{replica}``."""
         return {replica_id: breaker.state for replica_id, breaker in self._breakers.items()}
-
-
-class StepDeadline:
-    """How long a reply may take: a multiple of an exponentially weighted mean of measured steps.
-
-    A constant would be too long for a small model and too short for a large one. ``floor_seconds`` covers
-    the round trip itself (2.8 ms between Serve replicas, measured) when steps are very short;
-    ``initial_seconds`` applies until the first step has been measured.
-    """
-
-    def __init__(
-        self,
-        multiple: float = 3.0,
-        weight: float = 0.1,
-        initial_seconds: float = 1.0,
-        floor_seconds: float = 0.01,
-        ceiling_seconds: float = 10.0,
-    ) -> None:
-        if multiple <= 0 or not 0 < weight <= 1 or not 0 < floor_seconds <= ceiling_seconds:
-            raise ValueError("A deadline needs multiple > 0, 0 < weight <= 1, 0 < floor <= ceiling.")
-        self._multiple = multiple
-        self._weight = weight
-        self._initial_seconds = initial_seconds
-        self._floor_seconds = floor_seconds
-        self._ceiling_seconds = ceiling_seconds
-        self._mean: float | None = None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The weighted mean of the steps observed; None before the first."""
-        return self._mean
-
-    def observe(self, step_seconds: float) -> None:
-        """Take one measured step into the mean. A negative or non-finite time is refused."""
-        if not 0.0 <= step_seconds < float("inf"):
-            raise ValueError(f"A step cannot take {step_seconds} seconds.")
-        if self._mean is None:
-            self._mean = step_seconds
-        else:
-            self._mean += self._weight * (step_seconds - self._mean)
-
-    @property
-    def seconds(self) -> float:
-        """The deadline now."""
-        if self._mean is None:
-            return self._initial_seconds
-        return min(max(self._multiple * self._mean, self._floor_seconds), self._ceiling_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.breaker import Breaker, BreakerConfig, Breakers, StepDeadline
+from deployments.breaker import Breaker, BreakerConfig, Breakers
 
 
 class Clock:
@@ -202,30 +202,3 @@ def test_senseless_settings_are_refused(values: dict[str, float]) -> None:
 def test_negative_counts_are_refused(breaker: Breaker) -> None:
     with pytest.raises(ValueError, match="negative"):
         breaker.record(-1, 0)
-
-
-def test_deadline_is_a_multiple_of_the_weighted_mean_of_steps() -> None:
-    deadline = StepDeadline(
-        multiple=3.0, weight=0.5, initial_seconds=1.0, floor_seconds=0.01, ceiling_seconds=2.0
-    )
-    assert deadline.seconds == 1.0
-    assert deadline.step_seconds is None
-    deadline.observe(0.04)
-    assert deadline.seconds == pytest.approx(0.12)
-    deadline.observe(0.08)
-    assert deadline.step_seconds == pytest.approx(0.06)
-    assert deadline.seconds == pytest.approx(0.18)
-
-
-def test_deadline_keeps_between_floor_and_ceiling() -> None:
-    deadline = StepDeadline(weight=1.0, floor_seconds=0.01, ceiling_seconds=2.0)
-    deadline.observe(0.0001)
-    assert deadline.seconds == 0.01
-    deadline.observe(5.0)
-    assert deadline.seconds == 2.0
-
-
-@pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
-def test_deadline_refuses_impossible_steps(seconds: float) -> None:
-    with pytest.raises(ValueError, match="cannot take"):
-        StepDeadline().observe(seconds)
