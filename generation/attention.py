@@ -207,8 +207,8 @@ class Step:
         """
         keys, values = self.keys[layer], self.values[layer]
         plan = self._plan = self._plan or _Plan(self.segments, keys)
-        keys[plan.slots, :, plan.places] = key[: plan.num_rows]
-        values[plan.slots, :, plan.places] = value[: plan.num_rows]
+        plan.store(key, keys)
+        plan.store(value, values)
         parts = [group.attend(query, keys, values, shape) for group in plan.groups]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         if plan.order is not None:
@@ -231,8 +231,9 @@ class _Plan:
             slots += [segment.slot] * segment.width
             places += range(segment.start, segment.end)
         self.num_rows = rows
-        self.slots = torch.tensor(slots, device=keys.device)
-        self.places = torch.tensor(places, device=keys.device)
+        self._slots = torch.tensor(slots, device=keys.device)
+        self._places = torch.tensor(places, device=keys.device)
+        self._wide = segments if any(segment.width > _SHORT_WIDTH for segment in segments) else []
         # The fused float32 kernel of a CPU sums in another order in company.
         together = keys.device.type != "cpu" or keys.dtype != torch.float32
         self.groups = [
@@ -247,6 +248,17 @@ class _Plan:
         ]
         in_order = grouped == list(range(rows))
         self.order = None if in_order else torch.tensor(grouped, device=keys.device).argsort()
+
+    def store(self, rows: Tensor, slots: Tensor) -> None:
+        """Put ``rows [T, KV, D]`` where they belong in ``slots [num_slots, KV, length, D]``."""
+        if not self._wide:
+            slots[self._slots, :, self._places] = rows[: self.num_rows]
+            return
+        row = 0  # a prompt's rows lie side by side: copying the block is quicker than naming each place
+        for segment in self._wide:
+            block = rows[row : row + segment.width].transpose(0, 1)
+            slots[segment.slot, :, segment.start : segment.end] = block
+            row += segment.width
 
 
 def _grouped(segments: list[Segment], together: bool) -> list[list[Segment]]:
