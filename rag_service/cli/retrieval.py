@@ -1,4 +1,4 @@
-"""``rag-service ingest``, ``documents``, ``evaluate``, ``reranker`` and ``tune-retrieval``."""
+"""``rag-service ingest``, ``documents``, ``evaluate``, ``reranker`` and ``tune retrieval``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rag_service.cli.evaluation import evaluate_answers, evaluate_retrieval
 from rag_service.cli.index import load_settings, opened
 from rag_service.cli.output import EXIT_FAILED, EXIT_USAGE, CommandError, JsonFlag, emit, progress
 from rag_service.cli.retrieval_training import train, tune_retrieval
+from rag_service.cli.tune import sweeps
 
 if TYPE_CHECKING:
     from retrieval.service import RetrievalService
@@ -35,7 +36,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(documents, name="documents")
     app.add_typer(evaluate, name="evaluate")
     app.add_typer(reranker, name="reranker")
-    app.command("tune-retrieval")(tune_retrieval)
+    sweeps.command("retrieval")(tune_retrieval)
+    app.command("tune-retrieval", hidden=True)(tune_retrieval)  # its former name
     evaluate.command("retrieval")(evaluate_retrieval)
     evaluate.command("answers")(evaluate_answers)
     reranker.command("train")(train)

@@ -1,4 +1,7 @@
-"""``rag-service tune``: find the fastest way of speculating on one's own questions."""
+"""``rag-service tune``: find the fastest way of speculating on one's own questions.
+
+A group, so that other sweeps can stand beside it: ``tune retrieval``. Without one of them it is its own command.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,18 @@ from rag_service.cli.asked import (
 )
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note
 
+sweeps = typer.Typer(invoke_without_command=True)
+"""Other modules add their sweeps here."""
+
 
 def register(app: typer.Typer) -> None:
     """Add ``tune`` to the command line."""
-    app.command("tune")(tune)
+    app.add_typer(sweeps, name="tune")
 
 
+@sweeps.callback()
 def tune(
+    context: typer.Context,
     target: TargetOption = None,
     draft: Annotated[
         list[str] | None, typer.Option("--draft", help="Candidate drafts; may be repeated.")
@@ -53,6 +61,8 @@ def tune(
     as_json: JsonFlag = False,
 ) -> None:
     """Sweep K, mode, branches, temperature, acceptance and drafts; recommend by the clock."""
+    if context.invoked_subcommand is not None:
+        return
     from rag_service.config import Settings
     from rag_service.pair import load_pair, with_models
     from rag_service.tuning import as_configuration, recommend, sweep

@@ -23,7 +23,19 @@ def test_wrong_usage_is_status_2() -> None:
     assert run("evaluate", "retrieval")[0] == 2
     assert run("evaluate", "answers")[0] == 2
     assert run("reranker", "train", "out")[0] == 2
+    assert run("tune", "retrieval")[0] == 2
     assert run("tune-retrieval")[0] == 2
+    asked = ("--questions", "q.jsonl", "--documents", "d.jsonl")
+    assert run("tune", "retrieval", *asked, "--depths", "ten")[0] == 2
+
+
+def test_tune_retrieval_stands_beside_the_sweep_of_drafts() -> None:
+    status, shown = run("tune", "--help")
+    assert status == 0
+    assert "--modes" in shown
+    assert "retrieval" in shown
+    assert "--depths" in run("tune", "retrieval", "--help")[1]
+    assert "tune-retrieval" not in run("--help")[1]
 
 
 @pytest.mark.slow
