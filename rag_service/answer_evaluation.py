@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from rag_service.sentences import split_sentences
+
 _MARKER = re.compile(r"\[(\d{1,3})\]")
+_LEADING_MARKERS = re.compile(r"(\s*\[\d{1,3}\])+")
 _WORD = re.compile(r"\w+")
 _STOP_LIST = (
     "a an and are as at be been but by can do does for from had has have how in is it its may not of on or "
@@ -32,6 +35,7 @@ def summarise(answers: Sequence[Asked]) -> dict[str, dict[str, Any]]:
     """Figures by domain and for ``all``; None where nothing could be measured.
 
     ``cited``: answers with a citation. ``citation_validity``: markers that name a source, of all markers.
+    ``citation_support``: content words of a cited sentence that stand in the very source cited.
     ``overlap_f1``: word F1 with the best reference (as SQuAD counts it). ``supported``: content words of the
     answer that stand in one of its sources.
     """
@@ -62,9 +66,32 @@ def _figures(answers: Sequence[Asked]) -> dict[str, Any]:
         "num_answers": len(answers),
         "cited": _mean([bool(_MARKER.search(answer.answer)) for answer in answers]),
         "citation_validity": _mean([1 <= number <= available for number, available in markers]),
+        "citation_support": _mean([value for answer in answers for value in _citation_supports(answer)]),
         "overlap_f1": _mean(overlaps),
         "supported": _mean(supports),
     }
+
+
+def _citation_supports(answer: Asked) -> list[float | None]:
+    """For each marker that names a source: how much of the sentence before it that source has."""
+    return [
+        supported(sentence, [answer.sources[int(number) - 1]])
+        for sentence in _cited_sentences(answer.answer)
+        for number in _MARKER.findall(sentence)
+        if 1 <= int(number) <= len(answer.sources)
+    ]
+
+
+def _cited_sentences(text: str) -> list[str]:
+    """Sentences with the markers that follow their full stop."""
+    sentences: list[str] = []
+    for sentence in split_sentences(text):
+        leading = _LEADING_MARKERS.match(sentence)
+        if leading and sentences:
+            sentences[-1] += leading[0]
+            sentence = sentence[leading.end() :]
+        sentences.append(sentence)
+    return [sentence for sentence in sentences if _MARKER.search(sentence)]
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:

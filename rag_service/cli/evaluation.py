@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rag_service.cli.answer import answer_text, question_body
+from rag_service.cli.ask import served_model
 from rag_service.cli.asked import ConfigOption, DocumentsOption, LimitOption, QuestionsOption
 from rag_service.cli.client import Client, KeyOption, UrlOption
 from rag_service.cli.index import indexed, load_settings
@@ -68,27 +70,27 @@ def evaluate_answers(
     asked = limit_per_domain(load_questions(questions), limit)
     answers: list[Asked] = []
     with Client(url, api_key) as client, progress() as bar:
+        model = served_model(client)
         task = bar.add_task("questions", total=len(asked))
         for question in asked:
-            body = {
-                "model": "default",
-                "messages": [{"role": "user", "content": question.text}],
-                "max_tokens": max_tokens,
-                "temperature": temperature,
-                "rag": {"domain": question.domain},
-            }
+            body = question_body(
+                question.text, question.domain, model, {"max_tokens": max_tokens, "temperature": temperature}
+            )
             answer = client.call("POST", "/v1/chat/completions", json=body)
-            content = answer["choices"][0]["message"]["content"]
-            texts = [str(source.get("text") or source.get("quote") or "") for source in answer["sources"]]
-            answers.append(Asked(question.domain, content or "", texts, question.answers))
+            texts = [str(source["text"]) for source in answer["sources"]]
+            answers.append(Asked(question.domain, answer_text(answer), texts, question.answers))
             bar.advance(task)
     result = {"domains": summarise(answers)}
-    table = Table("domain", "answers", "cited", "valid citations", "overlap (F1)", "supported")
-    for domain, figures in result["domains"].items():
-        shown = [figures[name] for name in ("cited", "citation_validity", "overlap_f1", "supported")]
-        cells = ["-" if value is None else f"{value:.3f}" for value in shown]
+    emit(result, _answers_table(result["domains"]), as_json=as_json)
+
+
+def _answers_table(domains: Mapping[str, Mapping[str, Any]]) -> Table:
+    names = ("cited", "citation_validity", "citation_support", "overlap_f1", "supported")
+    table = Table("domain", "answers", "cited", "valid", "cited source supports", "overlap (F1)", "supported")
+    for domain, figures in domains.items():
+        cells = ["-" if figures[name] is None else f"{figures[name]:.3f}" for name in names]
         table.add_row(domain, str(figures["num_answers"]), *cells)
-    emit(result, table, as_json=as_json)
+    return table
 
 
 def _table(configurations: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -28,3 +28,13 @@ def test_figures_by_domain() -> None:
     assert figures["medical"]["citation_validity"] is None
     assert figures["medical"]["supported"] == 0.0
     assert figures["all"]["num_answers"] == 3
+
+
+def test_a_citation_is_held_to_the_source_that_it_names() -> None:
+    sources = ["Rent is due in May.", "Pets need consent."]
+    text = "Rent is due in May. [1] Pets need written consent. [2] Nothing else."
+    assert summarise([Asked("legal", text, sources)])["all"]["citation_support"] == pytest.approx(
+        (1 + 3 / 4) / 2
+    )
+    assert summarise([Asked("legal", "Rent is due in May [2].", sources)])["all"]["citation_support"] == 0.0
+    assert summarise([Asked("legal", "Rent is due in May.", sources)])["all"]["citation_support"] is None
