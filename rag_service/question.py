@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +115,7 @@ def sampling_of(body: ChatRequest, settings: Settings) -> SamplingParams:
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         logit_bias={int(name): value for name, value in (body.logit_bias or {}).items()},
-        seed=secrets.randbits(31) if body.seed is None else body.seed,
+        seed=body.seed,  # without one the draws follow the request id, and acceptance is not bound to a seed
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         max_tokens=max_tokens,

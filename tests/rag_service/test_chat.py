@@ -46,8 +46,10 @@ async def test_stream_in_order(client: httpx.AsyncClient, fakes: Fakes) -> None:
     assert metrics["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 16
     assert usage["usage"]["completion_tokens"] == 2 * -(-len(ANSWER) // 4)
     assert all(event["usage"] is None for event in (first, *deltas, metrics))
-    seeds = [request.sampling.seed for request in fakes.generator.requests]
-    assert seeds[1] == (seeds[0] or 0) + 1
+    requests = fakes.generator.requests
+    assert requests[0].request_id != requests[1].request_id, "without a seed the draws follow the id"
+    await client.post(URL, json=ask(n=2, seed=5))
+    assert [request.sampling.seed for request in fakes.generator.requests[2:]] == [5, 6]
 
 
 async def test_domain_is_inferred_and_says_so(client: httpx.AsyncClient, fakes: Fakes) -> None:

@@ -60,9 +60,9 @@ def test_sampling(make_settings: MakeSettings, fields: dict[str, Any], expected:
     assert _question(make_settings, **{"seed": 1, **fields}).sampling == expected
 
 
-def test_without_a_seed_every_request_draws_its_own(make_settings: MakeSettings) -> None:
-    seeds = {_question(make_settings).sampling.seed for _ in range(5)}
-    assert len(seeds) == 5
+def test_a_seed_is_never_made_up(make_settings: MakeSettings) -> None:
+    """A seed switches to coupled acceptance, which accepts less: only for those who ask for it."""
+    assert _question(make_settings).sampling.seed is None
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_FIELDS))
