@@ -122,6 +122,8 @@ class PromptConfig(Frozen):
     """Passages the last ranking stage scores lower are left out."""
     rewrite: bool = True
     """Make the last turn of a conversation a search query of its own from the turns before it."""
+    stop_at_next_question: bool = True
+    """End an answer where the model goes on to make up the next question, as small models do."""
     citations: CitationMode = "attributed"
     """``attributed``: a finished sentence without a marker gets the marker of the source that supports it;
     ``model``: only markers that the model wrote; ``off``: none."""

@@ -20,7 +20,7 @@ from rag_service.config import OTHER_DOMAIN, Settings
 from rag_service.errors import ApiError, as_api_error
 from rag_service.figures import merged_stats
 from rag_service.grounding import Ground, Grounding
-from rag_service.prompt import PromptSource
+from rag_service.prompt import NEXT_QUESTION, PromptSource
 from rag_service.question import Question
 from rag_service.recording import Recording
 from rag_service.tokenizer import ChatTokenizer, encode_text
@@ -92,12 +92,14 @@ class Pipeline:
     def _request(
         self, question: Question, ground: Ground, progress: Progress, choice: int
     ) -> GenerationRequest:
-        seed = question.sampling.seed
+        sampling, prompted = question.sampling, bool(ground.prompt.sources)
+        seed = None if sampling.seed is None else sampling.seed + choice
+        ends = (NEXT_QUESTION,) if prompted and self._settings.prompt.stop_at_next_question else ()
         return GenerationRequest(
             # Of our own: two clients may send the same x-request-id at once, and the engine knows by id.
             request_id=f"{question.request_id[:64]}-{secrets.token_hex(6)}",
             prompt_ids=ground.prompt.token_ids,
-            sampling=replace(question.sampling, seed=None if seed is None else seed + choice),
+            sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *ends)),
             domain=progress.domain or OTHER_DOMAIN,
             tenant=question.tenant,
             passage_ids=tuple(

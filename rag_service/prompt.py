@@ -14,6 +14,10 @@ from rag_service.sentences import split_sentences
 from rag_service.tokenizer import ChatTokenizer, Message, encode_chat, encode_text
 from retrieval.types import Passage, ScoredPassage
 
+QUESTION_LABEL = "Question:"
+NEXT_QUESTION = f"\n\n{QUESTION_LABEL}"
+"""What stands before a question; in an answer it is the model making up the next one."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptBudget:
@@ -85,9 +89,9 @@ def build_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Prompt:
 def user_message(question: str, sources: Sequence[PromptSource]) -> str:
     """The text of the last message. Without sources it is the question alone."""
     if not sources:
-        return f"Question: {question}"
+        return f"{QUESTION_LABEL} {question}"
     blocks = "\n\n".join(_block(source.index, source.title, source.text) for source in sources)
-    return f"Sources:\n{blocks}\n\nQuestion: {question}"
+    return f"Sources:\n{blocks}{NEXT_QUESTION} {question}"
 
 
 def select_sources(

@@ -253,3 +253,12 @@ async def test_records_hold_stages_and_no_text(make_settings: MakeSettings, fake
 def test_the_documented_example_is_valid() -> None:
     example = ChatRequest.model_json_schema()["example"]
     assert ChatRequest.model_validate(example).model == MODEL
+
+
+async def test_an_answer_ends_where_the_model_makes_up_the_next_question(
+    client: httpx.AsyncClient, fakes: Fakes
+) -> None:
+    await client.post(URL, json=ask(stop=["END"]))
+    await client.post(URL, json=ask(rag={"enabled": False}))
+    stops = [request.sampling.stop for request in fakes.generator.requests]
+    assert stops == [("END", "\n\nQuestion:"), ()]
