@@ -92,6 +92,8 @@ class Loader:
                 )
         except UnreadableFile as error:
             yield LoadFailure(name, str(error))
+        except Exception as error:  # whatever a parser comes up with is this file's failure, not the job's
+            yield LoadFailure(name, f"The file is broken: {type(error).__name__}: {error}")
 
     def _document(self, name: str, item: Extracted | UnreadableFile, part: str) -> Document | LoadFailure:
         if isinstance(item, UnreadableFile):
@@ -129,7 +131,9 @@ class Loader:
             raise UnreadableFile(f"The zip file unpacks to more than {self._config.max_archive_bytes} bytes.")
         for member in members:
             label = f"{name}/{member.filename}"
-            if member.flag_bits & 0x1:
+            if ".." in PurePosixPath(member.filename).parts:
+                yield LoadFailure(label, "The name leads out of the zip file.")
+            elif member.flag_bits & 0x1:
                 yield LoadFailure(label, "The file is encrypted: give it without a password.")
             elif member.filename.lower().endswith(".zip"):
                 yield LoadFailure(label, "A zip file inside a zip file is not read.")
@@ -190,4 +194,4 @@ def _readable(file: Path, root: Path) -> bool:
 
 
 def _hidden(name: str) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+    return any(part.startswith((".", "__MACOSX")) and part != ".." for part in PurePosixPath(name).parts)

@@ -21,6 +21,7 @@ from retrieval.loaders.plain import normalise
 
 _OLE = bytes.fromhex("d0cf11e0a1b11ae1")
 """An encrypted Office file is an OLE container instead of a zip file."""
+_MAX_UNPACKED_BYTES = 256 * 2**20
 logging.getLogger("pypdf").setLevel(logging.ERROR)
 
 
@@ -53,7 +54,7 @@ def load_pdf(content: bytes) -> Extracted:
 
 def load_docx(content: bytes) -> Extracted:
     """Paragraphs and tables in order; headings as ``#`` lines."""
-    _refuse_encrypted(content)
+    _check_package(content)
     try:
         document = docx.Document(io.BytesIO(content))
     except (DocxNotFound, KeyError, ValueError, zipfile.BadZipFile, OSError) as error:
@@ -70,7 +71,7 @@ def load_docx(content: bytes) -> Extracted:
 
 def load_pptx(content: bytes) -> Extracted:
     """Slides as pages: text, tables and speaker's notes."""
-    _refuse_encrypted(content)
+    _check_package(content)
     try:
         deck = pptx.Presentation(io.BytesIO(content))
         slides = [_slide_text(slide) for slide in deck.slides]
@@ -102,8 +103,16 @@ def _slide_text(slide: Any) -> str:
     return "\n\n".join(parts)
 
 
-def _refuse_encrypted(content: bytes) -> None:
+def _check_package(content: bytes) -> None:
+    """Raises for encrypted files, and for those that would unpack to more than memory should hold."""
     if content.startswith(_OLE):
         raise UnreadableFile(
             "The file is encrypted, or in the old Office format: save it anew without a password."
         )
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as package:
+            size = sum(member.file_size for member in package.infolist())
+    except zipfile.BadZipFile:
+        raise UnreadableFile("The Office file is broken: it is no zip file.") from None
+    if size > _MAX_UNPACKED_BYTES:
+        raise UnreadableFile(f"The Office file unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")

@@ -7,7 +7,7 @@ import re
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from retrieval.loaders.encoding import decode
-from retrieval.loaders.extracted import Extracted, table_text
+from retrieval.loaders.extracted import Extracted, UnreadableFile, table_text
 
 _FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?\n", re.DOTALL)
 _HEADING = re.compile(r"^#{1,2}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
@@ -17,6 +17,12 @@ _BLOCK_TAGS = (
     "header hr li main ol p pre section table tr ul body"
 )
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
+_NESTING_TAG = re.compile(
+    r"<(/?)(?:div|span|section|article|blockquote|ul|ol|table|b|i|em|strong|font|a)\b", re.I
+)
+_TOO_DEEP = "The page's elements are nested too deeply."
+_MAX_OPEN_TAGS = 20_000
+"""A parser's work grows with the square of the depth; no page that anybody reads comes near."""
 
 
 def normalise(text: str) -> str:
@@ -42,18 +48,32 @@ def load_markdown(content: bytes) -> Extracted:
 
 
 def load_html(content: bytes) -> Extracted:
-    """Visible text with headings as ``#`` lines, lists as ``-`` lines and tables as rows."""
-    tree = LexborHTMLParser(decode_html(content))
+    """Visible text with headings as ``#`` lines, lists as ``-`` lines and tables as rows. Raises for pages whose
+    elements are nested too deeply to be read."""
+    source = decode_html(content)
+    _refuse_depth(source)
+    tree = LexborHTMLParser(source)
     node = tree.css_first("title")
     title = " ".join(node.text().split()) if node else ""
     if not title and (heading := tree.css_first("h1")):
         title = " ".join(heading.text().split())
     tree.strip_tags(list(_DROPPED))
     parts: list[str] = []
-    if tree.body is not None:
-        _render(tree.body, parts)
+    try:
+        if tree.body is not None:
+            _render(tree.body, parts)
+    except RecursionError:
+        raise UnreadableFile(_TOO_DEEP) from None
     text = re.sub(r"[ \t]+\n", "\n", "".join(parts))
     return Extracted(normalise(re.sub(r"\n{3,}", "\n\n", text).strip()), title)
+
+
+def _refuse_depth(source: str) -> None:
+    depth = 0
+    for match in _NESTING_TAG.finditer(source):
+        depth = max(0, depth - 1) if match[1] else depth + 1
+        if depth > _MAX_OPEN_TAGS:
+            raise UnreadableFile(_TOO_DEEP)
 
 
 def decode_html(content: bytes) -> str:

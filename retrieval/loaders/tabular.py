@@ -54,6 +54,8 @@ def load_json(content: bytes) -> Iterator[Extracted | UnreadableFile]:
         value = json.loads(decode(content))
     except ValueError as error:
         raise UnreadableFile(f"The file is no valid JSON: {error}.") from None
+    except RecursionError:
+        raise UnreadableFile("The file's JSON is nested too deeply.") from None
     items = value if isinstance(value, list) else [value]
     for number, item in enumerate(items, start=1):
         yield _json_document(json.dumps(item), f"Item {number}")
@@ -64,6 +66,8 @@ def _json_document(line: str, where: str) -> Extracted | UnreadableFile:
         record = json.loads(line)
     except ValueError as error:
         return UnreadableFile(f"{where} is no valid JSON: {error}.")
+    except RecursionError:
+        return UnreadableFile(f"{where} is nested too deeply.")
     if not isinstance(record, dict):
         return UnreadableFile(f"{where} is no JSON object.")
     text = next((record[key] for key in _TEXT_KEYS if isinstance(record.get(key), str)), None)
