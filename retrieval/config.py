@@ -118,6 +118,8 @@ class IngestionConfig(Frozen):
     max_archive_bytes: int = Field(default=512 * 2**20, ge=1)
     """The most a zip file may unpack to: a bomb is refused by name."""
     max_document_characters: int = Field(default=5_000_000, ge=1)
+    max_queued_jobs: int = Field(default=1000, ge=1)
+    """Jobs that may wait; more are refused as too many requests."""
     max_kept_jobs: int = Field(default=1000, ge=1)
 
 
