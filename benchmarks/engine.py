@@ -142,8 +142,13 @@ class EngineBenchmark:
         return side
 
     def default_drafters(self) -> None:
-        say("the default drafters with the controller")
-        side = Side(self.pair, "auto", draft=self.pair.draft, k=5, passages=True)
+        say("proposals that end in doubt, then the default drafters with the controller")
+        doubting = Side(self.pair, "colocated", draft=self.pair.draft, adaptive=True)
+        doubting.run(self.prompts[:2], self.num_tokens)
+        doubting.stats.clear()
+        self.note("adaptive_length_over_plain", self.over_plain(doubting))
+        self.result["adaptive_length_tokens_per_round"] = doubting.tokens_per_round()
+        side = Side(self.pair, "auto", draft=self.pair.draft, k=5, passages=True, adaptive=True)
         side.run(self.prompts[:2], self.num_tokens)
         side.stats.clear()
         self.result["default_drafters"] = {
@@ -165,7 +170,9 @@ class EngineBenchmark:
 
     def with_useless_draft(self) -> None:
         say("a useless draft, with the controller on")
-        side = Side(self.pair, "auto", draft=useless_draft(self.settings, self.pair.target), k=5)
+        side = Side(
+            self.pair, "auto", draft=useless_draft(self.settings, self.pair.target), k=5, adaptive=True
+        )
         side.run(self.prompts[:2], self.num_tokens)
         side.stats.clear()
         self.note("useless_draft_over_plain", self.over_plain(side))

@@ -58,12 +58,16 @@ class Side:
         draft: LoadedModel | None = None,
         k: int = K,
         passages: bool = False,
+        adaptive: bool = False,
     ) -> None:
+        """``adaptive``: proposals end in doubt, as the service has it; else all have ``k`` tokens, as theory."""
         worker = None
         if draft is not None:
             worker = DraftWorker(draft, num_slots=batch, slot_length=SLOT_LENGTH + 128)
         link: DraftLink | None = LocalLink(worker) if worker is not None else None
-        speculation = SpeculationConfig(mode=mode, num_draft_tokens=k, passages=passages)
+        speculation = SpeculationConfig(
+            mode=mode, num_draft_tokens=k, passages=passages, adaptive_length=adaptive
+        )
         config = EngineConfig(
             max_batch_size=batch,
             cache=CacheConfig(num_tokens=SLOT_LENGTH * batch, prefix_caching=False),

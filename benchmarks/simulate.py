@@ -187,7 +187,8 @@ def simulate(
     local = mode == "colocated"
     link = SimulatedDraft(hardware, clock, alpha, 0.0 if local else round_trip, remote=not local)
     options: dict[str, Any] = {"mode": mode, "num_draft_tokens": k, "passages": False, "branch_budget": 16}
-    config = SpeculationConfig(**options)
+    # The simulated draft knows no doubt: its proposals are as long as they are asked for.
+    config = SpeculationConfig(adaptive_length=False, **options)
     proposer = Proposer(
         config, colocated=link if local else None, remote=None if local else link, clock=clock
     )

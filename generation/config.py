@@ -53,6 +53,8 @@ class SpeculationConfig(Frozen):
     """``auto`` lets the controller choose among the other five per domain and batch size."""
     num_draft_tokens: int = Field(default=5, ge=1, le=16)
     """The largest K the controller may choose; the fixed K when ``mode`` is fixed."""
+    adaptive_length: bool = True
+    """End a proposal where the draft has become too unsure for another token to pay."""
     support_size: int = Field(default=32, ge=1, le=1024)
     """m: the draft's tokens per position that it samples from and ships (speculation.md, section 2)."""
     acceptance: Literal["token", "block", "threshold", "typical"] = "token"

@@ -15,6 +15,8 @@ from typing import Any, Literal
 ModelMode = Literal["off", "colocated", "synchronous", "lookahead"]
 _HYSTERESIS = 1.05
 _EXPLORED_ROUNDS = 4
+_EVERY_DOMAIN = ""
+_MOST_DOUBT = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,18 @@ class AlphaEstimate:
         return (self._accepted + self._weight * prior) / (self._tested + self._weight)
 
 
+class ProposalLength:
+    """Running means of a proposal's length and of what was kept of it."""
+
+    def __init__(self) -> None:
+        self.drafted = RunningMean(0.05)
+        self.accepted = RunningMean(0.05)
+
+    def update(self, num_drafted: int, num_accepted: int) -> None:
+        self.drafted.update(num_drafted)
+        self.accepted.update(num_accepted)
+
+
 def expected_accepted(alpha: float, k: int) -> float:
     """Σ_{i=1..k} α^i: draft tokens a round of k keeps."""
     return sum(alpha**i for i in range(1, k + 1))
@@ -103,8 +117,12 @@ class Controller:
         modes: tuple[ModelMode, ...],
         exploration_rate: float = 0.02,
         seed: int = 0,
+        adaptive_length: bool = False,
     ) -> None:
+        """``adaptive_length``: proposals end by the draft's own doubt, so K is not chosen but measured."""
         self._max_k = max_draft_tokens
+        self._adaptive = adaptive_length
+        self._lengths: dict[str, ProposalLength] = {}
         self._modes = modes
         self._exploration_rate = exploration_rate
         self._random = random.Random(seed)
@@ -126,13 +144,43 @@ class Controller:
         self._all.update(overlap_sum, num_tested)
         self._domains.setdefault(domain, AlphaEstimate(self._all)).update(overlap_sum, num_tested)
 
-    def tokens_per_second(self, mode: ModelMode, k: int, alpha: float, batch_size: int) -> float:
+    def observe_length(self, domain: str, num_drafted: int, num_accepted: int) -> None:
+        """How long a model proposal was and how much of it was kept."""
+        for name in {domain, _EVERY_DOMAIN}:
+            self._lengths.setdefault(name, ProposalLength()).update(num_drafted, num_accepted)
+
+    def min_reach(self, mode: ModelMode, domain: str, batch_size: int) -> float:
+        """The chance of being accepted whole below which a proposal should grow no further.
+
+        One more draft token saves, with that chance, the seconds a token costs now; it costs a row of the
+        verification and, unless it is drafted beside one, a draft step shared by the batch. 0: grow to K.
+        """
+        if not self._adaptive:
+            return 0.0
+        t1 = self.verification.seconds(batch_size)
+        row = self.verification.seconds(batch_size + 1) - t1
+        drafting = 0.0 if mode == "lookahead" else self.draft_step.get(t1 / 6) / batch_size
+        drafted, accepted = self._expected(domain, self._max_k, self.alpha(domain))
+        seconds = t1 + drafted * (batch_size * row + drafting)
+        return min(_MOST_DOUBT, (row + drafting) * batch_size * (1.0 + accepted) / seconds)
+
+    def _expected(self, domain: str, k: int, alpha: float) -> tuple[float, float]:
+        """``(drafted, accepted)`` tokens of a model proposal of at most k: measured when lengths adapt."""
+        length = self._lengths.get(domain) or self._lengths.get(_EVERY_DOMAIN)
+        if not self._adaptive or length is None or length.drafted.value is None:
+            return float(k), expected_accepted(alpha, k)
+        return length.drafted.get(k), length.accepted.get(0.0)
+
+    def tokens_per_second(
+        self, mode: ModelMode, k: int, alpha: float, batch_size: int, domain: str = ""
+    ) -> float:
         """Predicted rate of one sequence, at ``batch_size`` sequences a step."""
         t1 = self.verification.seconds(batch_size)
-        tv = self.verification.seconds(batch_size * (k + 1))
         if mode == "off" or k == 0:
             return 1.0 / t1
-        tokens = 1.0 + expected_accepted(alpha, k)
+        drafted, accepted = self._expected(domain, k, alpha)
+        tv = self.verification.seconds(batch_size * (drafted + 1))
+        tokens = 1.0 + accepted
         td = self.draft_step.get(t1 / 6)
         if mode == "lookahead":
             # Hopeful until measured: a mode that is never tried never shows what it can do.
@@ -140,7 +188,7 @@ class Controller:
             wait = self.table_wait.get(0.0)
             return (hit * tokens + (1.0 - hit)) / (hit * tv + (1.0 - hit) * t1 + wait)
         overhead = 0.0 if mode == "colocated" else self.sync_overhead.get(0.2 * t1)
-        return tokens / (tv + k * td + overhead)
+        return tokens / (tv + drafted * td + overhead)
 
     def status(self) -> dict[str, Any]:
         """What is believed now, as plain JSON (seconds; None until measured)."""
@@ -162,9 +210,9 @@ class Controller:
         modes = self._modes if draft_open else tuple(m for m in self._modes if m in ("off", "colocated"))
         alpha = self.alpha(domain)
         options = {
-            (mode, k): self.tokens_per_second(mode, k, alpha, batch_size)
+            (mode, k): self.tokens_per_second(mode, k, alpha, batch_size, domain)
             for mode in modes
-            for k in ((0,) if mode == "off" else range(1, self._max_k + 1))
+            for k in ((0,) if mode == "off" else range(self._max_k if self._adaptive else 1, self._max_k + 1))
         }
         if not options:
             return Decision("off", 0)
@@ -174,14 +222,15 @@ class Controller:
             held = options[current.mode, current.num_draft_tokens]
             if options[mode, k] < held * _HYSTERESIS:
                 mode, k = current.mode, current.num_draft_tokens
-        self._current[domain] = self._decision(mode, k, alpha, batch_size)
+        self._current[domain] = self._decision(mode, k, alpha, batch_size, domain)
         return self._explored(domain, modes) or self._current[domain]
 
-    def _decision(self, mode: ModelMode, k: int, alpha: float, batch_size: int) -> Decision:
+    def _decision(self, mode: ModelMode, k: int, alpha: float, batch_size: int, domain: str) -> Decision:
         sync = False
         if mode == "lookahead":
             plain = self.tokens_per_second("off", 0, alpha, batch_size)
-            sync = self.tokens_per_second("synchronous", k, alpha, batch_size) > plain * _HYSTERESIS
+            asked = self.tokens_per_second("synchronous", k, alpha, batch_size, domain)
+            sync = asked > plain * _HYSTERESIS
         return Decision(mode, k, sync)
 
     def _explored(self, domain: str, modes: tuple[ModelMode, ...]) -> Decision | None:

@@ -263,6 +263,9 @@ class DraftRequest:
     proposal: DraftProposal = NO_PROPOSAL
     fanout: tuple[int, ...] = ()
     """Branches to open after each k accepted tokens; empty: the draft spreads ``branch_budget`` itself."""
+    min_reach: float = 0.0
+    """A proposal ends after the token at which the chance that all of it is accepted falls below this. What
+    comes after a token may depend on it, whether it comes itself may not: so this changes no distribution."""
 
 
 Outcome = tuple[int, int]

@@ -102,6 +102,7 @@ def _request_fields(request: DraftRequest) -> dict[str, Any]:
         "sampling": sampling,
         "proposal": _ids_bytes(request.proposal.token_ids),
         "fanout": list(request.fanout),
+        "reach": request.min_reach,
     }
 
 
@@ -120,7 +121,10 @@ def _request(fields: Any) -> DraftRequest:
         sampling=SamplingParams(**{**sampling, "logit_bias": bias}),
         proposal=proposal,
         fanout=tuple(_count(count) for count in fields["fanout"]),
+        min_reach=float(fields["reach"]),
     )
+    if not 0.0 <= request.min_reach <= 1.0:
+        _refuse("a chance outside 0 to 1")
     if not 1 <= request.num_draft_tokens <= 64 or request.branch_budget > 256:
         _refuse("a proposal or table larger than the protocol allows")
     if len(request.new_token_ids) > request.confirmed_length:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from generation.lookahead import likeliest_outcomes
+from generation.lookahead import acceptance_chance, likeliest_outcomes
 from generation.types import NOW, DraftProposal, DraftRequest, Outcome
 
 if TYPE_CHECKING:
@@ -31,16 +31,28 @@ class Branch:
     token_ids: list[int] = field(default_factory=list)
     ids: list[np.ndarray] = field(default_factory=list)
     probs: list[np.ndarray] = field(default_factory=list)
+    reach: float = 1.0
+    """The chance that all tokens so far are accepted, given the outcome."""
+    rows: list[int] = field(default_factory=list)
+    """Where in the slot the keys of its own tokens lie."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def grows(self, request: DraftRequest) -> bool:
+        """Whether another token is worth drafting. The first one costs no pass of its own."""
+        sure = not self.token_ids or self.reach >= request.min_reach
+        return sure and len(self) < request.num_draft_tokens
+
     def add(
         self,
         token_id: int,
+        prob: float,
         ids: np.ndarray | None = None,
         probs: np.ndarray | None = None,
     ) -> None:
+        """Append a drawn token; ``prob``: the draft's for it."""
+        self.reach *= acceptance_chance(prob)
         self.token_ids.append(token_id)
         self.last_token_id = token_id
         self.depth += 1

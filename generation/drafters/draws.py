@@ -58,15 +58,18 @@ class DraftSampler:
         """Draw the next token of each branch from its row of ``logits [len(branches), n]``."""
         logits = self._biased(logits)
         if self._sampling.temperature == 0.0:
-            for branch, token_id in zip(
-                branches, self._to_vocabulary(logits.argmax(-1)).tolist(), strict=True
-            ):
-                branch.add(int(token_id))
+            best = logits.max(dim=-1)
+            probs_of_best = (best.values - logits.logsumexp(dim=-1)).exp().tolist()
+            ids_of_best = self._to_vocabulary(best.indices).tolist()
+            for branch, token_id, prob in zip(branches, ids_of_best, probs_of_best, strict=True):
+                branch.add(int(token_id), prob)
             return
         ids, probs = self._supports(logits)
         for row, branch in enumerate(branches):
             choice = self._draw(branch, ids[row], probs[row])
-            branch.add(int(ids[row][choice]), ids[row], probs[row].astype(np.float32))
+            branch.add(
+                int(ids[row][choice]), float(probs[row][choice]), ids[row], probs[row].astype(np.float32)
+            )
 
     def _supports(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """``ids, probs``, both ``[rows, m]``: the truncated, renormalised float32 distributions."""

@@ -51,7 +51,8 @@ class _Job:
     held: _Held
     sampler: DraftSampler
     branches: list[Branch] = field(default_factory=list)
-    base: int = 0
+    next_row: int = 0
+    """The first free row beyond the text: branches' keys go there."""
 
 
 class DraftWorker:
@@ -161,7 +162,7 @@ class DraftWorker:
                 self.runner.forward([Segment(held.slot, start, piece)], [])
                 start += len(piece)
             held.in_slot = text
-            job.base = len(text)
+            job.next_row = len(text)
             segments.append(Segment(held.slot, start, text[start:]))
             first = row + request.confirmed_length - 1 - start
             row += len(text) - start
@@ -172,14 +173,14 @@ class DraftWorker:
             job.branches = plan_branches(job.request, job.sampler, chunk)
 
     def _grow(self, jobs: list[_Job]) -> None:
-        """Extend every branch of every sequence to its length, one token a pass."""
-        for depth in range(max(job.request.num_draft_tokens for job in jobs)):
+        """Extend every branch of every sequence until it is long or unsure enough, one token a pass."""
+        while True:
             segments, live = [], []
             for job in jobs:
-                growing = [branch for branch in job.branches if len(branch) < job.request.num_draft_tokens]
+                growing = [branch for branch in job.branches if branch.grows(job.request)]
                 if growing:
                     live.append((job, growing))
-                    segments.append(_tree_segment(job, depth))
+                    segments.append(_tree_segment(job, growing))
             if not segments:
                 return
             began = time.perf_counter()
@@ -192,23 +193,19 @@ class DraftWorker:
             self.step_seconds = 0.9 * self.step_seconds + 0.1 * seconds if self.step_seconds else seconds
 
 
-def _tree_segment(job: _Job, depth: int) -> Segment:
-    """The branches' latest tokens as rows: each sees its prefix of the text and its own earlier rows.
-
-    All branches of a job grow in step, so the row of branch b at depth d lies at ``base + d·B + b``.
-    """
-    branches, base = job.branches, job.base
-    count = len(branches)
-    start = base + depth * count
+def _tree_segment(job: _Job, growing: list[Branch]) -> Segment:
+    """The branches' latest tokens as rows: each sees its prefix of the text and its own earlier rows."""
+    start, count = job.next_row, len(growing)
+    job.next_row += count
     visible = torch.zeros(count, start + count, dtype=torch.bool)
-    confirmed = job.request.confirmed_length
     positions = []
-    for number, branch in enumerate(branches):
-        prefix = confirmed + branch.num_accepted
+    for number, branch in enumerate(growing):
+        prefix = job.request.confirmed_length + branch.num_accepted
+        positions.append(prefix + len(branch.rows))
+        branch.rows.append(start + number)
         visible[number, :prefix] = True
-        visible[number, base + number : start + count : count] = True
-        positions.append(prefix + depth)
-    return Segment(job.held.slot, start, [b.last_token_id for b in branches], positions, visible)
+        visible[number, branch.rows] = True
+    return Segment(job.held.slot, start, [branch.last_token_id for branch in growing], positions, visible)
 
 
 def _common_length(left: Seq[int], right: Seq[int]) -> int:

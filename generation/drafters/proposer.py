@@ -78,6 +78,7 @@ class Proposer:
             max_draft_tokens=config.num_draft_tokens,
             modes=tuple(modes),
             exploration_rate=config.exploration_rate,
+            adaptive_length=config.adaptive_length,
             seed=seed,
         )
         self.lookahead_hits = 0
@@ -169,7 +170,8 @@ class Proposer:
             fanout: tuple[int, ...] = ()  # the draft knows best how sure it is of its own tokens
             if track.match is not None:
                 fanout = fan_out(len(proposal), branches, self.outcomes.alpha, self.outcomes.r)
-            requests.append(self._request(sequence, track, k, branches, proposal, fanout))
+            reach = self.controller.min_reach("lookahead", sequence.request.domain, len(sequences))
+            requests.append(self._request(sequence, track, k, branches, proposal, fanout, reach))
             track.table_round = sequence.round_id
         if requests:
             self._remote.send(requests)
@@ -194,6 +196,7 @@ class Proposer:
         elif num_tested:
             overlaps = verification.overlap[:num_tested]
             self.controller.observe_round(sequence.request.domain, sum(overlaps), len(overlaps))
+            self.controller.observe_length(sequence.request.domain, len(proposal), verification.num_accepted)
 
     def observe_verification(self, seconds: float) -> None:
         """Tables should take as long as a verification: more branches fit, or fewer."""
@@ -323,7 +326,9 @@ class Proposer:
         for sequence in group:
             track = self._tracks[sequence.request_id]
             k = min(track.decision.num_draft_tokens, sequence.num_remaining - 1)
-            requests.append(self._request(sequence, track, k, 0, NO_PROPOSAL, ()))
+            domain = sequence.request.domain
+            reach = self.controller.min_reach(track.decision.mode, domain, len(group))
+            requests.append(self._request(sequence, track, k, 0, NO_PROPOSAL, (), reach))
         link.send(requests)
         return link.receive([(request.request_id, request.round_id) for request in requests], seconds)
 
@@ -332,7 +337,7 @@ class Proposer:
         if not tables:
             return
         drafted = max(reply.draft_seconds for reply in tables)
-        steps = max(self._tracks[s.request_id].decision.num_draft_tokens for s in group)
+        steps = max(len(branch) for reply in tables for branch in reply.branches.values())
         self.controller.draft_step.update(drafted / max(1, steps))
         self.controller.sync_overhead.update(max(0.0, waited - drafted))
 
@@ -344,6 +349,7 @@ class Proposer:
         branches: int,
         proposal: DraftProposal,
         fanout: tuple[int, ...],
+        min_reach: float,
     ) -> DraftRequest:
         confirmed = len(sequence.token_ids)
         new_ids = tuple(sequence.token_ids[track.num_sent :])
@@ -358,6 +364,7 @@ class Proposer:
             sequence.sampling,
             proposal,
             fanout,
+            min_reach,
         )
 
 

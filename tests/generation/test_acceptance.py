@@ -42,11 +42,19 @@ def as_proposal(draft: Tables, token_ids: Sequence[int], kinds: Sequence[Drafter
 
 
 def exact(
-    rule: Rule, target: Tables, draft: Tables, k: int, *, length: int, propose: Callable[..., DraftProposal]
+    rule: Rule,
+    target: Tables,
+    draft: Tables,
+    k: int,
+    *,
+    length: int,
+    propose: Callable[..., DraftProposal],
+    stops: Callable[[Sequence[int]], bool] = lambda drafted: False,
 ) -> tuple[dict[tuple[int, ...], float], float]:
     """The distribution of the first ``length`` tokens of one round, and the expected tokens of the round.
 
     Where the round gave fewer than ``length`` tokens, the rest comes from the target, as later rounds would.
+    ``stops``: whether the draft ends its proposal after these tokens.
     """
     vocab_size = target[0].shape[-1]
     tree = Enumerator()
@@ -57,8 +65,11 @@ def exact(
             drafted: list[int] = []
             for i in range(k):
                 drafted.append(tree.choose(draft[i][context(drafted, vocab_size)].tolist()))
-            rows = np.stack([target[i][context(drafted[:i], vocab_size)] for i in range(k + 1)])
-            verification = rule(rows, propose(draft, drafted), [Uniform(tree) for _ in range(k + 1)])
+                if stops(drafted):
+                    break
+            num_rows = len(drafted) + 1
+            rows = np.stack([target[i][context(drafted[:i], vocab_size)] for i in range(num_rows)])
+            verification = rule(rows, propose(draft, drafted), [Uniform(tree) for _ in range(num_rows)])
             assert len(verification.token_ids) == verification.num_accepted + 1
             assert verification.token_ids[:-1] == tuple(drafted[: verification.num_accepted])
             return verification.token_ids
@@ -76,10 +87,15 @@ def exact(
 
 
 def assert_exact(
-    rule: Rule, target: Tables, draft: Tables, k: int, propose: Callable[..., DraftProposal] = as_proposal
+    rule: Rule,
+    target: Tables,
+    draft: Tables,
+    k: int,
+    propose: Callable[..., DraftProposal] = as_proposal,
+    stops: Callable[[Sequence[int]], bool] = lambda drafted: False,
 ) -> float:
     """One round of this rule is distributed as the target; returns the expected tokens."""
-    got, expected_tokens = exact(rule, target, draft, k, length=k + 1, propose=propose)
+    got, expected_tokens = exact(rule, target, draft, k, length=k + 1, propose=propose, stops=stops)
     for tokens, probability in got.items():
         assert probability == pytest.approx(
             path_probability(target, tokens, target[0].shape[-1]), abs=1e-12
@@ -206,6 +222,21 @@ def test_top_m_supports_are_exact(pair: tuple[Tables, Tables, int], m: int, rule
         )
 
     assert_exact(RULES[rule], target, kept, k, shipped)
+
+
+@settings(max_examples=30, deadline=None)
+@given(table_pairs(), st.floats(0.05, 0.9), st.sampled_from(sorted(RULES)))
+def test_proposals_that_end_in_doubt_are_exact(
+    pair: tuple[Tables, Tables, int], min_reach: float, rule: str
+) -> None:
+    """Their length depends on the tokens drawn so far, as the draft worker's does, and never on the next one."""
+    target, draft, k = pair
+    vocab_size = draft[0].shape[-1]
+
+    def in_doubt(drafted: Sequence[int]) -> bool:
+        return path_probability(draft, drafted, vocab_size) < min_reach
+
+    assert_exact(RULES[rule], target, draft, k, stops=in_doubt)
 
 
 def one_hot_tables(drafted: Sequence[int], vocab_size: int) -> Tables:

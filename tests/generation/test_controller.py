@@ -226,3 +226,25 @@ def test_running_mean_starts_at_its_first_value() -> None:
     assert mean.get(7.0) == 2.0
     mean.update(3.0)
     assert mean.get(7.0) == pytest.approx(2.1)
+
+
+def test_a_proposal_grows_while_another_token_pays() -> None:
+    """c = 1/6 and a row for a tenth of a step: at τ = 2 a token costs half a round."""
+    made = Controller(max_draft_tokens=4, modes=("off", "colocated"), adaptive_length=True)
+    for _ in range(60):
+        for width in (1, 2, 5, 9):
+            made.verification.update(width, T1 * (1 + 0.1 * (width - 1)))
+        made.draft_step.update(T1 / 6)
+        made.observe_length("legal", num_drafted=2, num_accepted=1)
+    round_seconds = T1 * (1 + 2 * (0.1 + 1 / 6))
+    want = T1 * (0.1 + 1 / 6) * 2 / round_seconds
+    assert made.min_reach("colocated", "legal", 1) == pytest.approx(want, rel=0.02)
+    hidden = T1 * 0.1 * 2 / (T1 * 1.2)
+    assert made.min_reach("lookahead", "legal", 1) == pytest.approx(hidden, rel=0.02)
+    assert made.min_reach("colocated", "legal", 8) > made.min_reach("colocated", "legal", 1)
+    rate = made.tokens_per_second("colocated", 4, made.alpha("legal"), 1, "legal")
+    assert rate == pytest.approx(2 / round_seconds, rel=0.02)
+
+
+def test_fixed_lengths_grow_to_the_end() -> None:
+    assert controller(alpha=0.5, c=0.2).min_reach("colocated", "legal", 1) == 0.0

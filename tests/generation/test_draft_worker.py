@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,21 @@ def test_long_prompts_are_taken_in_pieces(tmp_path: Path) -> None:
         one(worker(loaded, slot_length=1200), ask(text=text, budget=2, proposal=DraftProposal((7,))))
     )
     check_table(reference, text, DraftProposal((7,)), reply)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), SAMPLED], ids=["greedy", "sampled"])
+def test_an_unsure_draft_ends_its_proposals(model: tuple[Any, LoadedModel], sampling: SamplingParams) -> None:
+    """Each proposal is the beginning of the one that grows to the end, and the first token always comes."""
+    proposal = DraftProposal((3, 77, 12))
+    whole = table(one(worker(model[1]), ask(k=5, budget=6, proposal=proposal, sampling=sampling)))
+    lengths = set()
+    for reach in (0.02, 0.2, 1.0):
+        request = replace(ask(k=5, budget=6, proposal=proposal, sampling=sampling), min_reach=reach)
+        short = table(one(worker(model[1]), request))
+        assert short.branches.keys() == whole.branches.keys()
+        for outcome, branch in short.branches.items():
+            lengths.add(len(branch))
+            assert 1 <= len(branch) <= 5
+            assert branch.token_ids == whole.branches[outcome].token_ids[: len(branch)]
+    assert len(lengths) > 2
+    assert all(len(branch) == 1 for branch in short.branches.values())
