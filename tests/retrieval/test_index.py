@@ -112,15 +112,15 @@ def test_the_best_passages_document_is_opened_and_lifts_the_others(index: Index)
     index.replace(make_document("best", text="best", num_chunks=4))
     vector = np.array([0.0, 0.1, 0.2, 1.0], dtype=np.float32)
 
-    def found(**weights: float) -> list[str]:
-        fusion = Fusion(num_candidates=2, sparse_weight=0.1, **weights)
+    def found(document_weight: float) -> list[str]:
+        fusion = Fusion(num_candidates=2, sparse_weight=0.1, document_weight=document_weight)
         asked = IndexQuery("acme", vector, SparseVector((4,), (1.0,)), 10, fusion)
         return [hit.passage.text for hit in index.search(asked)]
 
-    plain = found(document_weight=0.0)
+    plain = found(0.0)
     assert plain[0] == "best v1 3"
     assert len(plain) == 2
-    lifted = found()
+    lifted = found(1.0)
     assert lifted[:2] == ["best v1 3", "best v1 2"]
     assert set(plain) < {*lifted, "other v1 2"}
     assert texts(index, document_ids=("other",)) == {f"other v1 {i}" for i in range(3)}
