@@ -19,7 +19,7 @@ CORPUS ?= examples/corpus
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := rag_service deployments retrieval generation tests benchmarks examples
+SOURCES := rag_service deployments retrieval generation tests benchmarks examples k8s/tools
 
 .PHONY: setup serve test fix check check-style check-types check-imports bench soak lock clean
 
