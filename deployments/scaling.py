@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -13,12 +14,13 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deployments.cluster import start_ray
+from deployments.cluster import StartError, start_ray
 from deployments.options import APPLICATION, DeploymentName, check_scaling
 from rag_service.config import ConfigError, Settings
 
 POLL_SECONDS = 0.2
 STATUS_SECONDS = 5.0
+PROBE_SECONDS = 5.0
 
 
 class NotRunning(RuntimeError):
@@ -43,13 +45,16 @@ def connect(settings: Settings, address: str | None = None) -> None:
 
     Raises ``StartError`` when there is none.
     """
-    start_ray(settings, address or os.environ.get("RAY_ADDRESS") or "auto")
+    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    _probe(wanted)
+    start_ray(settings, wanted)
 
 
 def scale(settings: Settings, name: str, num_replicas: int) -> None:
     """Ask for ``num_replicas`` of a deployment; running requests go on. Returns before they are there.
 
-    ``settings`` are the service's: they say what may be scaled. Raises ``ConfigError`` for what may not, and
+    ``settings`` are the service's: they say what may be scaled. Serve refuses 0 in a deployment's options, and
+    takes it here: a draft that runs may go to none and come back. Raises ``ConfigError`` for what may not, and
     ``NotRunning``.
     """
     if name not in get_args(DeploymentName):
@@ -105,6 +110,17 @@ def states(with_replicas: bool = False) -> list[DeploymentState]:
             )
         )
     return found
+
+
+def _probe(address: str) -> None:
+    """Ray itself tries an address where nothing listens for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return  # "auto", or Ray's own kind of URL
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
+    except OSError as error:
+        raise StartError(f"No Ray answers at {address}: {error.strerror or error}.") from None
 
 
 def _application() -> Any:

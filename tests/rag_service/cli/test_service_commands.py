@@ -190,6 +190,80 @@ def test_status_names_what_is_not_ready(service: Service) -> None:
     assert "target: loading" in done.stdout
 
 
+STATUS = {
+    "gateway": {"num_in_flight": 3},
+    "generator": {
+        "replica": "rag#Target#abc",
+        "target": "smol",
+        "draft": "d1",
+        "running": 4,
+        "waiting": 2,
+        "queued_tokens": 700,
+        "kv": {"slots": 8, "free_slots": 3},
+        "lookahead": {"hits": 3, "misses": 1, "alpha": 0.625},
+        "link": {"replicas": 1, "breakers": {"draft[a]": "open", "draft[b]": "closed"}},
+    },
+}
+
+
+def test_status_is_a_table_of_queue_kv_breakers_models_and_alpha(service: Service) -> None:
+    service.replies["/v1/status"] = (200, STATUS)
+    done = run("status", "--url", service.url, environment={"COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("abc"))
+    assert row == ["abc", "smol", "d1", "1", "4", "2", "(700", "tokens)", "5/8", "0.62", "75%"]
+    assert "3 requests in flight" in done.stdout
+    assert "breaker of draft[a]: open" in done.stdout
+    assert "draft[b]" not in done.stdout
+    result = json.loads(run("status", "--url", service.url, "--json").stdout)
+    assert result["targets"] == [STATUS["generator"]]
+
+
+def test_status_has_a_row_for_each_target(service: Service) -> None:
+    first = STATUS["generator"]
+    assert isinstance(first, dict)
+    second = {**first, "replica": "rag#Target#xyz", "link": None, "lookahead": {}}
+    several = {**first, "replicas": [first, second]}
+    service.replies["/v1/status"] = (200, {"gateway": {}, "generator": several})
+    shown = run("status", "--url", service.url, environment={"COLUMNS": "120"}).stdout
+    row = next(line.split() for line in shown.splitlines() if line.startswith("xyz"))
+    assert row == ["xyz", "smol", "d1", "-", "4", "2", "(700", "tokens)", "5/8", "-", "-"]
+
+
+def test_status_without_the_right_key_shows_what_may_be_seen(service: Service) -> None:
+    for path in ("/v1/status", "/v1/acceptance"):
+        service.replies[path] = (403, {"error": {"message": "Not for this key."}})
+    done = run("status", "--url", service.url)
+    assert (done.returncode, done.stdout) == (0, f"{service.url}: ready\n")
+
+
+def test_watching_goes_on_while_the_service_is_away(service: Service) -> None:
+    from rich.console import Console
+
+    from rag_service.cli.client import Client
+    from rag_service.cli.status import _shown
+
+    with Client(service.url) as here, Client("http://127.0.0.1:1") as gone:
+        console = Console(width=120)
+        with console.capture() as shown:
+            console.print(_shown(here, with_ray=False), _shown(gone, with_ray=False))
+    assert "finance: 3 requests" in shown.get()
+    assert "No service answers at http://127.0.0.1:1" in shown.get()
+
+
+def test_one_object_and_watching_exclude_each_other(service: Service) -> None:
+    done = run("status", "--watch", "--json", "--url", service.url)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "usage"
+
+
+def test_scale_where_no_ray_runs_is_one_sentence() -> None:
+    done = run("scale", "Draft", "0", "--ray", "127.0.0.1:1", environment={"RAY_AUTH_TOKEN": "0" * 64})
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No Ray answers at 127.0.0.1:1" in done.stderr
+
+
 def test_config_show_is_yaml_and_json_with_secrets_masked(tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("retrieval: {index: {url: 'http://qdrant:6333', api_key: hush}}")
