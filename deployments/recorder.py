@@ -11,6 +11,7 @@ from rag_service.config import Settings
 from rag_service.record import RequestRecord
 from rag_service.recorder import Recorder
 from rag_service.report_query import ReportQueryError
+from rag_service.target_load import TargetLoad
 
 
 class RecorderReplica:
@@ -35,10 +36,14 @@ class RecorderReplica:
         except OSError as error:
             return Refusal(str(error), None)
 
-    async def metrics(self, open_by_replica: Mapping[str, bool] | None = None) -> str:
-        """Prometheus text; ``open_by_replica`` says which draft replicas are not asked at present."""
+    async def metrics(
+        self, open_by_replica: Mapping[str, bool] | None = None, load: TargetLoad | None = None
+    ) -> str:
+        """Prometheus text; ``open_by_replica`` says which draft replicas are not asked at present, ``load`` how
+        full the targets are (None: they do not say)."""
         if open_by_replica is not None:
             self._recorder.set_breakers(open_by_replica)
+        self._recorder.set_load(load)
         return await self._records.run(self._recorder.metrics)
 
     async def ready(self) -> dict[str, str]:

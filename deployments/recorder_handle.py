@@ -16,6 +16,7 @@ from deployments.refusal import Refusal
 from generation.types import GenerationError
 from rag_service.record import RequestRecord
 from rag_service.report_query import ReportQueryError
+from rag_service.target_load import TargetLoad, target_load
 
 BATCH_RECORDS = 256
 STATUS_SECONDS = 1.0
@@ -85,20 +86,21 @@ class RecorderHandle:
         raise GenerationError(answer.message, "unavailable")
 
     async def metrics(self) -> str:
-        return str(await self._read("metrics", await self._open_breakers()))
+        return str(await self._read("metrics", *await self._target_figures()))
 
     async def ready(self) -> dict[str, str]:
         return await ready_of(self._handle, "recorder")
 
-    async def _open_breakers(self) -> dict[str, bool] | None:
-        """Draft replica → whether it is not asked at present; None when the target does not say."""
+    async def _target_figures(self) -> tuple[dict[str, bool] | None, TargetLoad | None]:
+        """Draft replica → whether it is not asked at present, and the load; None when the target does not say."""
         if self._status is None:
-            return None
+            return None, None
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                return open_breakers(await self._status())
+                status = await self._status()
+                return open_breakers(status), target_load(status)
         except Exception:
-            return None
+            return None, None
 
     async def _read(self, method: str, *args: Any) -> Any:
         try:

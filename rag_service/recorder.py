@@ -23,6 +23,7 @@ from rag_service.record import RequestRecord
 from rag_service.report_query import ReportQuery
 from rag_service.request_columns import COLUMN_NAMES, load_columns
 from rag_service.request_log import RequestLog
+from rag_service.target_load import TargetLoad
 from rag_service.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,11 @@ class Recorder:
         """Say which draft replicas are not asked at present."""
         with self._lock:
             self._telemetry.set_breakers(open_by_replica)
+
+    def set_load(self, load: TargetLoad | None) -> None:
+        """Say how full the targets are; None: they do not say."""
+        with self._lock:
+            self._telemetry.set_load(load)
 
     def ready(self) -> dict[str, str]:
         """Name → why it is not ready: never anything, since a log that fails must not stop the serving."""

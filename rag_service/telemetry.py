@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from generation.types import ROUND_CAUSES, SpeculationStats
 from rag_service.acceptance_estimate import acceptance_sample
 from rag_service.record import RequestRecord
+from rag_service.target_load import LoadCollector, TargetLoad
 
 OTHER: Final = "other"
 STAGES: Final = ("queue", "embed", "search", "rerank", "prompt", "prefill", "decode")
@@ -83,6 +84,7 @@ class Telemetry:
         self._num_log_dropped = 0
         self._domains = frozenset(domains) | {OTHER}
         self._running = RunningAcceptance(self.registry)
+        self._load = LoadCollector(self.registry)
         self._add_request_metrics()
         self._add_speculation_metrics()
         self._add_state_metrics()
@@ -125,6 +127,10 @@ class Telemetry:
         self._breaker.clear()
         for replica in sorted(open_by_replica)[:MAX_REPLICAS]:
             self._breaker.labels(replica).set(float(open_by_replica[replica]))
+
+    def set_load(self, load: TargetLoad | None) -> None:
+        """How full the targets are now; None: not known, and then not shown."""
+        self._load.load = load
 
     def set_build(self, version: str, target: str, draft: str) -> None:
         """What runs now: one series, replaced on a change."""

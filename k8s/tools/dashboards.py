@@ -238,6 +238,25 @@ CAPACITY = [
         [(f"sum by (deployment) (ray_serve_replica_processing_queries{SERVE})", "{{deployment}}")],
     ),
     Panel(
+        "Key-value slots of the targets",
+        [("max(rag_kv_slots_used)", "used"), ("max(rag_kv_slots)", "there")],
+    ),
+    Panel(
+        "Fullest target",
+        [("max(rag_kv_use_max_ratio)", "slots in use")],
+        "percentunit",
+        "At 1 with requests waiting: RagKvExhausted.",
+    ),
+    Panel(
+        "In the targets' own queues",
+        [("max(rag_target_waiting_requests)", "waiting"), ("max(rag_target_running_requests)", "running")],
+    ),
+    Panel("Tokens waiting", [("max(rag_target_waiting_tokens)", "tokens yet to compute")]),
+    Panel(
+        "Replicas that answer",
+        [("max(rag_target_replicas)", "targets"), ("max(rag_draft_replicas)", "drafts, as targets see them")],
+    ),
+    Panel(
         "GPU utilisation",
         [("avg by (instance, GpuIndex) (ray_node_gpus_utilization)", "{{instance}} {{GpuIndex}}")],
         "percent",

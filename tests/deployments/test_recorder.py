@@ -13,6 +13,7 @@ from deployments.refusal import Refusal
 from generation.types import SpeculationStats
 from rag_service.config import Settings
 from rag_service.record import RequestRecord
+from rag_service.target_load import target_load
 
 
 @pytest.fixture
@@ -38,10 +39,14 @@ async def test_counts_once_reports_and_exposes(replica: RecorderReplica) -> None
     records = [record(number) for number in range(4)]
     await replica.record_many(records)
     await replica.record_many(records)
-    metrics = await replica.metrics({"draft-1": True, "draft-2": False})
+    load = target_load({"waiting": 3, "kv": {"slots": 8, "free_slots": 2}})
+    metrics = await replica.metrics({"draft-1": True, "draft-2": False}, load)
     assert 'rag_requests_total{domain="legal",outcome="ok"} 4.0' in metrics
     assert 'rag_draft_breaker_open{replica="draft-1"} 1.0' in metrics
     assert 'rag_draft_breaker_open{replica="draft-2"} 0.0' in metrics
+    assert "rag_target_waiting_requests 3.0" in metrics
+    assert "rag_kv_slots_used 6.0" in metrics
+    assert "rag_kv_slots_used 6.0" not in await replica.metrics(None)
     report = await replica.acceptance({"window": "1h"})
     assert not isinstance(report, Refusal)
     legal = report["domains"]["legal"]

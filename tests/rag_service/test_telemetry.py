@@ -11,9 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from generation.types import ROUND_CAUSES, DrafterCounts, SpeculationStats
 from rag_service import telemetry
 from rag_service.record import RequestRecord
+from rag_service.target_load import TargetLoad
 from rag_service.telemetry import Telemetry
 
 DOMAINS = ("finance", "medical", "legal", "software", "general")
+LOAD_GAUGES = (
+    "rag_target_replicas", "rag_target_running_requests", "rag_target_waiting_requests",
+    "rag_target_waiting_tokens", "rag_kv_slots", "rag_kv_slots_used", "rag_kv_use_max_ratio", "rag_draft_replicas",
+)  # fmt: skip
 LABELS = {
     "rag_requests": {"domain", "outcome"},
     "rag_request_seconds": {"domain"},
@@ -31,6 +36,7 @@ LABELS = {
     "rag_acceptance_rate_baseline": {"domain"},
     "rag_acceptance_drift": {"domain"},
     "rag_draft_breaker_open": {"replica"},
+    **{name: set[str]() for name in LOAD_GAUGES},
     "rag_build_info": {"version", "target", "draft"},
     "rag_request_log_pending": set(),
     "rag_request_log_failing": set(),
@@ -82,6 +88,7 @@ def fill(metrics: Telemetry, domains: tuple[str, ...]) -> None:
     metrics.set_baselines(dict.fromkeys(domains, 0.8))
     metrics.set_drift(dict.fromkeys(domains, False))
     metrics.set_breakers({f"replica-{number}": False for number in range(200)})
+    metrics.set_load(TargetLoad(2, 1, 1, 9, 8, 4, 0.5, 1))
     metrics.set_build("0.1.0", "smol", "d1")
 
 
@@ -115,6 +122,7 @@ def test_series_are_bounded_whatever_clients_send() -> None:
         2  # look-ahead
         + telemetry.MAX_REPLICAS
         + 1  # build
+        + len(LOAD_GAUGES)
         + 3  # request log
     )
     # Baselines exist for configured domains alone, and the second fill named none of them.
