@@ -100,7 +100,11 @@ class RequestLog:
     def maintain(self, now: float | None = None) -> None:
         """Compact, merge and expire what is due. Call it every few seconds; it is cheap when nothing is."""
         now = time.time() if now is None else now
+        # A clock that was set back would hold both up until it is where it was.
+        if now < self._kept_house_at:
+            self._kept_house_at = -math.inf
         with self._lock:
+            self._current_since = min(self._current_since, now)
             current = self._current
             due = current is not None and (
                 current.num_lines >= self._segment_rows or now - self._current_since >= self._segment_seconds
