@@ -179,16 +179,30 @@ class Controller:
         if mode == "off" or k == 0:
             return 1.0 / t1
         drafted, accepted = self._expected(domain, k, alpha)
-        tv = self.verification.seconds(batch_size * (drafted + 1))
-        tokens = 1.0 + accepted
-        td = self.draft_step.get(t1 / 6)
         if mode == "lookahead":
+            tv = self.verification.seconds(batch_size * (drafted + 1))
+            tokens = 1.0 + accepted
             # Hopeful until measured: a mode that is never tried never shows what it can do.
             hit = self.hit_rate.value
             wait = self.table_wait.get(0.0)
             return (hit * tokens + (1.0 - hit)) / (hit * tv + (1.0 - hit) * t1 + wait)
-        overhead = 0.0 if mode == "colocated" else self.sync_overhead.get(0.2 * t1)
-        return tokens / (tv + drafted * td + overhead)
+        return self.model_round_rate(mode, k, alpha, batch_size, domain)
+
+    def round_rate(
+        self, num_drafted: float, num_accepted: float, batch_size: int, drafting_seconds: float = 0.0
+    ) -> float:
+        """Tokens per second of a round with such a proposal."""
+        seconds = self.verification.seconds(batch_size * (num_drafted + 1))
+        return (1.0 + num_accepted) / (seconds + drafting_seconds)
+
+    def model_round_rate(self, mode: ModelMode, k: int, alpha: float, batch_size: int, domain: str) -> float:
+        """The same for a proposal of the draft model; one from a look-ahead table costs no more drafting."""
+        drafted, accepted = self._expected(domain, k, alpha)
+        t1 = self.verification.seconds(batch_size)
+        drafting = 0.0 if mode == "lookahead" else drafted * self.draft_step.get(t1 / 6)
+        if mode == "synchronous":
+            drafting += self.sync_overhead.get(0.2 * t1)
+        return self.round_rate(drafted, accepted, batch_size, drafting)
 
     def status(self) -> dict[str, Any]:
         """What is believed now, as plain JSON (seconds; None until measured)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from generation.config import SpeculationConfig
 from generation.controller import Controller, Decision, ModelMode, expected_accepted
@@ -138,19 +138,18 @@ class Proposer:
                 proposals[sequence.request_id] = NO_PROPOSAL
                 continue
             prepared = self._from_table(sequence, track, tables.get(sequence.request_id))
-            match = self._best_match(sequence, track, room)
-            alpha = self.controller.alpha(sequence.request.domain)
+            match = self._best_match(sequence, track, room, len(sequences))
             k = min(track.decision.num_draft_tokens, room)
-            if match is not None and self._beats_model(match, alpha, max(1, k)):
+            asks = k > 0 and self._asks_now(track, prepared)
+            ready = prepared is not None and len(prepared) > 0
+            comes = "lookahead" if ready else _asked_as(track.decision.mode) if asks else None
+            if match is not None and self._beats_model(match, sequence, comes, max(1, k), len(sequences)):
                 track.match = match
                 proposals[sequence.request_id] = match.proposal()
-            elif prepared is not None and len(prepared):
+            elif prepared is not None and ready:
                 proposals[sequence.request_id] = _first(prepared, room)
-            elif k > 0 and self._asks_now(track, prepared):
+            elif asks:
                 to_ask.append(sequence)
-            elif match is not None:
-                track.match = match
-                proposals[sequence.request_id] = match.proposal()
             else:
                 proposals[sequence.request_id] = prepared or NO_PROPOSAL
         proposals.update(self._ask(to_ask, deadline))
@@ -266,7 +265,8 @@ class Proposer:
         sequence.stats.lookahead_hits += 1
         return found
 
-    def _best_match(self, sequence: Sequence, track: _Track, room: int) -> Match | None:
+    def _best_match(self, sequence: Sequence, track: _Track, room: int, batch_size: int) -> Match | None:
+        """The longest match, as long as its tokens are worth the rows they take in the verification."""
         if track.passages is None:
             return None
         match = track.passages.match((), room)
@@ -275,12 +275,28 @@ class Proposer:
             past = history.match(sequence.token_ids, room)
             if past is not None and (match is None or past.match_length > match.match_length):
                 match = past
-        return match
+        if match is None:
+            return None
+        reach = self.controller.min_reach("lookahead", sequence.request.domain, batch_size)
+        rate, length = self._match_acceptance.rate(match.match_length), 1
+        while length < len(match.token_ids) and rate ** (length + 1) >= reach:
+            length += 1
+        return replace(match, token_ids=match.token_ids[:length])
 
-    def _beats_model(self, match: Match, alpha: float, k: int) -> bool:
-        """Does copying promise more accepted tokens than the draft model?"""
-        rate = self._match_acceptance.rate(match.match_length)
-        return expected_accepted(rate, len(match.token_ids)) >= expected_accepted(alpha, k)
+    def _beats_model(
+        self, match: Match, sequence: Sequence, comes: ModelMode | None, k: int, batch_size: int
+    ) -> bool:
+        """Does copying, which costs no drafting, promise more tokens a second than the draft model?
+
+        ``comes``: how the model's proposal does (``lookahead``: it is here already); None: it doesn't.
+        """
+        if comes is None:
+            return True
+        domain = sequence.request.domain
+        alpha = self.controller.alpha(domain)
+        rate, length = self._match_acceptance.rate(match.match_length), len(match.token_ids)
+        copied = self.controller.round_rate(length, expected_accepted(rate, length), batch_size)
+        return copied >= self.controller.model_round_rate(comes, k, alpha, batch_size, domain)
 
     @staticmethod
     def _asks_now(track: _Track, prepared: DraftProposal | None) -> bool:
@@ -366,6 +382,11 @@ class Proposer:
             fanout,
             min_reach,
         )
+
+
+def _asked_as(mode: ModelMode) -> ModelMode:
+    """How a draft is asked for a proposal now: after a look-ahead miss, as in synchronous mode."""
+    return "synchronous" if mode == "lookahead" else mode
 
 
 def _first(proposal: DraftProposal, k: int) -> DraftProposal:
