@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from generation.config import EngineConfig, SpeculationConfig
 from generation.distillation.prompts import DistillationPrompt
 from generation.types import DrafterCounts, SpeculationStats
 from rag_service.measurement import Pair, RequestOutcome
@@ -23,8 +24,9 @@ def rotated(row: Sequence[float]) -> np.ndarray[tuple[int, int], np.dtype[np.flo
 
 
 def known_pair(target: Sequence[float] = TARGET_ROW, draft: Sequence[float] = DRAFT_ROW) -> Pair:
-    """A pair with α = Σ min(target, draft) at temperature 1."""
-    return Pair(markov_model(rotated(target)), LetterTokenizer(), markov_model(rotated(draft)))
+    """A pair with α = Σ min(target, draft) at temperature 1, whose proposals have K tokens, as theory has them."""
+    config = EngineConfig(speculation=SpeculationConfig(adaptive_length=False))
+    return Pair(markov_model(rotated(target)), LetterTokenizer(), markov_model(rotated(draft)), config)
 
 
 def letter_prompts(count: int, domains: Sequence[str] = ("red",)) -> list[DistillationPrompt]:
