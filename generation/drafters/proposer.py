@@ -254,7 +254,8 @@ class Proposer:
         if not isinstance(reply, LookaheadTable):
             return DraftProposal(empty_cause=reply.cause)
         found = look_up(reply, track.last) if track.last is not None else None
-        self.controller.hit_rate.update(float(found is not None), 1)
+        plain = track.last is not None and track.last.num_accepted == 0 and track.last.last_kind == "bonus"
+        self.controller.observe_table(found is not None, after_plain=plain)
         sequence.stats.hidden_draft_seconds += reply.draft_seconds
         self._table_seconds = max(self._table_seconds or 0.0, reply.draft_seconds)
         if found is None:
