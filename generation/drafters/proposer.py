@@ -151,7 +151,8 @@ class Proposer:
             elif asks:
                 to_ask.append(sequence)
             else:
-                proposals[sequence.request_id] = prepared or NO_PROPOSAL
+                # Empty, it is falsy, and still says why: a miss is no "off".
+                proposals[sequence.request_id] = NO_PROPOSAL if prepared is None else prepared
         proposals.update(self._ask(to_ask, deadline))
         return [proposals[sequence.request_id] for sequence in sequences]
 

@@ -214,7 +214,12 @@ def test_lookahead_in_a_thread_changes_nothing(trio: Trio, own: bool) -> None:
             remote=link,
             speculation={"mode": "lookahead", "num_draft_tokens": 3, "deadline_multiple": 1000.0},
         )
-        trio.check(engine)
+        answers = trio.check(engine)
+        causes = [answer.last.stats.rounds_by_cause for answer in answers.values()]
+        missed = sum(by_cause.get("no_proposal_miss", 0) for by_cause in causes)
+        # The first round of an answer has no table to look into, the last no room: any other was a miss.
+        assert missed == engine.proposer.lookahead_misses
+        assert all(by_cause.get("no_proposal_off", 0) <= 2 for by_cause in causes)
         if own:
             # A draft that is the target foresees every outcome it opened a branch for.
             assert engine.proposer.lookahead_hits > 0
