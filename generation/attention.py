@@ -108,8 +108,7 @@ class Group:
         grouped = rows.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, head_dim)
         keys, values = keys[self.slots, :, : self.length], values[self.slots, :, : self.length]
         mask = self._mask(shape.window, query)
-        weigh = _weigh_by_products if shape.softcap or _in_products(query) else _weigh_fused
-        attended = weigh(grouped, keys, values, mask, heads_per_key, shape)
+        attended = _weigh(grouped, keys, values, mask, heads_per_key, shape)
         attended = attended.view(count, kv_heads, heads_per_key, self.width, head_dim)
         flat = attended.permute(0, 3, 1, 2, 4).reshape(count * self.width, num_heads, head_dim)
         return flat if self._scatter is None else flat.index_select(0, self._scatter)
@@ -151,7 +150,7 @@ def _in_products(like: Tensor) -> bool:
     return like.device.type == "cpu" and like.dtype != torch.float32
 
 
-def _weigh_fused(
+def _weigh(
     grouped: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -159,22 +158,14 @@ def _weigh_fused(
     heads_per_key: int,
     shape: AttentionShape,
 ) -> Tensor:
-    """Values by attention: ``grouped [n, kv_heads, G * w, D]``, keys and values ``[n, kv_heads, length, D]``."""
-    count, _, rows, _ = grouped.shape
-    by_row = mask.expand(-1, -1, heads_per_key, -1, -1).reshape(count, 1, rows, -1)
-    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=by_row, scale=shape.scaling)
+    """Values by attention: ``grouped [n, kv_heads, G * w, D]``, keys and values ``[n, kv_heads, length, D]``.
 
-
-def _weigh_by_products(
-    grouped: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    heads_per_key: int,
-    shape: AttentionShape,
-) -> Tensor:
-    """The same by two batched matrix products; soft caps fit between them."""
+    By two batched matrix products where these are quicker or a soft cap must fit between them.
+    """
     count, kv_heads, rows, _ = grouped.shape
+    if not shape.softcap and not _in_products(grouped):
+        by_row = mask.expand(-1, -1, heads_per_key, -1, -1).reshape(count, 1, rows, -1)
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=by_row, scale=shape.scaling)
     if 4 * rows < keys.shape[2]:
         # The kernel packs its right side, so the smaller one goes there; the sums are the same to the bit.
         scores = (keys @ grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -222,18 +213,16 @@ class _Plan:
 
     def __init__(self, segments: list[Segment], keys: Tensor) -> None:
         rows = 0
-        slots: list[int] = []
-        places: list[int] = []
         first_rows: dict[int, int] = {}
         for segment in segments:
             first_rows[id(segment)] = rows
             rows += segment.width
-            slots += [segment.slot] * segment.width
-            places += range(segment.start, segment.end)
         self.num_rows = rows
-        self._slots = torch.tensor(slots, device=keys.device)
-        self._places = torch.tensor(places, device=keys.device)
-        self._wide = segments if any(segment.width > _SHORT_WIDTH for segment in segments) else []
+        self._segments = segments
+        self._in_blocks = any(segment.width > _SHORT_WIDTH for segment in segments)
+        slots = [segment.slot for segment in segments for _ in segment.token_ids]
+        places = [place for segment in segments for place in range(segment.start, segment.end)]
+        self._where = torch.tensor([slots, places], device=keys.device)
         # The fused float32 kernel of a CPU sums in another order in company.
         together = keys.device.type != "cpu" or keys.dtype != torch.float32
         self.groups = [
@@ -251,11 +240,11 @@ class _Plan:
 
     def store(self, rows: Tensor, slots: Tensor) -> None:
         """Put ``rows [T, KV, D]`` where they belong in ``slots [num_slots, KV, length, D]``."""
-        if not self._wide:
-            slots[self._slots, :, self._places] = rows[: self.num_rows]
+        if not self._in_blocks:
+            slots[self._where[0], :, self._where[1]] = rows[: self.num_rows]
             return
         row = 0  # a prompt's rows lie side by side: copying the block is quicker than naming each place
-        for segment in self._wide:
+        for segment in self._segments:
             block = rows[row : row + segment.width].transpose(0, 1)
             slots[segment.slot, :, segment.start : segment.end] = block
             row += segment.width

@@ -207,11 +207,17 @@ class Controller:
     def model_round_rate(self, mode: ModelMode, k: int, alpha: float, batch_size: int, domain: str) -> float:
         """The same for a proposal of the draft model; one from a look-ahead table costs no more drafting."""
         drafted, accepted = self._expected(domain, k, alpha)
+        return self.round_rate(
+            drafted, accepted, batch_size, self._drafting_seconds(mode, drafted, batch_size)
+        )
+
+    def _drafting_seconds(self, mode: ModelMode, num_drafted: float, batch_size: int) -> float:
+        """What a round waits for its proposal."""
+        if mode == "lookahead":
+            return 0.0
         t1 = self.verification.seconds(batch_size)
-        drafting = 0.0 if mode == "lookahead" else drafted * self.draft_step.get(t1 / 6)
-        if mode == "synchronous":
-            drafting += self.sync_overhead.get(0.2 * t1)
-        return self.round_rate(drafted, accepted, batch_size, drafting)
+        overhead = self.sync_overhead.get(0.2 * t1) if mode == "synchronous" else 0.0
+        return num_drafted * self.draft_step.get(t1 / 6) + overhead
 
     def status(self) -> dict[str, Any]:
         """What is believed now, as plain JSON (seconds; None until measured)."""
@@ -245,12 +251,9 @@ class Controller:
             held = options[current.mode, current.num_draft_tokens]
             if options[mode, k] < held * _HYSTERESIS:
                 mode, k = current.mode, current.num_draft_tokens
-        self._current[domain] = self._decision(mode, k, batch_size, domain)
+        asks = mode == "lookahead" and self.asks_on_miss(k, domain, batch_size)
+        self._current[domain] = Decision(mode, k, asks)
         return self._explored(domain, modes) or self._current[domain]
-
-    def _decision(self, mode: ModelMode, k: int, batch_size: int, domain: str) -> Decision:
-        sync = mode == "lookahead" and self.asks_on_miss(k, domain, batch_size)
-        return Decision(mode, k, sync)
 
     def asks_on_miss(self, k: int, domain: str, batch_size: int) -> bool:
         """After a look-ahead miss: does waiting for a proposal promise more than a plain step?
@@ -261,7 +264,7 @@ class Controller:
         drafted, accepted = self._expected(domain, k, self.alpha(domain))
         t1 = self.verification.seconds(batch_size)
         tv = self.verification.seconds(batch_size * (drafted + 1))
-        drafting = drafted * self.draft_step.get(t1 / 6) + self.sync_overhead.get(0.2 * t1)
+        drafting = self._drafting_seconds("synchronous", drafted, batch_size)
         plain = (2.0 + accepted * self.hit_rate_after_plain.value) / (t1 + tv)
         asked = (2.0 + accepted + accepted * self.hit_rate.value) / (2.0 * tv + drafting)
         return asked > plain * _ASKING_MARGIN

@@ -48,10 +48,7 @@ class DraftSampler:
         logits = self._biased(logits).float() / (self._sampling.temperature or 1.0)
         probs = torch.softmax(logits, dim=-1)
         top = probs.topk(min(count + 1, probs.shape[-1]), dim=-1)
-        own = np.zeros(len(proposed))
-        for position, row in enumerate(self._rows_of(proposed)):
-            if row is not None:
-                own[position] = float(probs[position, row])
+        own = self._probs_of(proposed, probs[: len(proposed)]).cpu().numpy()
         return self._to_vocabulary(top.indices).cpu().numpy(), top.values.cpu().numpy(), proposed, own
 
     def extend(self, branches: Seq[Branch], logits: Tensor) -> None:
@@ -103,18 +100,19 @@ class DraftSampler:
         if not bias:
             return logits
         out = logits.clone()
-        for row, amount in zip(self._rows_of(list(bias)), bias.values(), strict=True):
-            if row is not None and row < out.shape[-1]:
-                out[..., row] += amount
+        id_map = self._model.id_map
+        for token_id, amount in bias.items():
+            rows = [token_id] if id_map is None else torch.nonzero(id_map == token_id)[:, 0].tolist()
+            for row in rows:
+                if row < out.shape[-1]:
+                    out[..., row] += amount
         return out
 
-    def _rows_of(self, token_ids: Seq[int]) -> list[int | None]:
-        """The head's row of each vocabulary id; None where a trimmed head lacks it."""
+    def _probs_of(self, token_ids: Seq[int], probs: Tensor) -> Tensor:
+        """The probability of one vocabulary id a row of ``probs [k, n]``; 0 where a trimmed head lacks it."""
+        ids = torch.tensor(token_ids, dtype=torch.long, device=probs.device)[:, None]
         id_map = self._model.id_map
-        if id_map is None:
-            return list(token_ids)
-        rows = [torch.nonzero(id_map == token_id)[:, 0].tolist() for token_id in token_ids]
-        return [found[0] if found else None for found in rows]
+        return probs.gather(1, ids)[:, 0] if id_map is None else (probs * (id_map == ids)).sum(dim=-1)
 
     def _to_vocabulary(self, rows: Tensor) -> Tensor:
         id_map = self._model.id_map
