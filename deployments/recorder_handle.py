@@ -17,6 +17,7 @@ from generation.types import GenerationError
 from rag_service.record import RequestRecord
 from rag_service.report_query import ReportQueryError
 from rag_service.target_load import TargetLoad, target_load
+from rag_service.target_status import targets_of
 
 BATCH_RECORDS = 256
 STATUS_SECONDS = 1.0
@@ -113,8 +114,8 @@ def open_breakers(status: Mapping[str, Any]) -> dict[str, bool]:
     """From the target's status (``link.breakers``: draft replica → state, in each of ``replicas`` where there
     are several): is any target not asking that draft replica?"""
     found: dict[str, bool] = {}
-    for replica in status.get("replicas") or [status]:
-        breakers = (replica.get("link") or {}).get("breakers") or {}
+    for target in targets_of(status):
+        breakers = (target.get("link") or {}).get("breakers") or {}
         for draft, state in breakers.items():
             found[draft] = found.get(draft, False) or state != "closed"
     return found

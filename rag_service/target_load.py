@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from rag_service.target_status import kv_slots, targets_of
+
 
 @dataclass(frozen=True, slots=True)
 class TargetLoad:
@@ -29,8 +31,8 @@ class TargetLoad:
 
 def target_load(status: Mapping[str, Any]) -> TargetLoad:
     """From ``GeneratorBackend.status()``: one target's, or several under ``replicas``. What is not told is 0."""
-    targets = list(status.get("replicas") or [status])
-    slots = [_slots(target) for target in targets]
+    targets = targets_of(status)
+    slots = [kv_slots(target) for target in targets]
     drafts = [link["replicas"] for target in targets if "replicas" in (link := target.get("link") or {})]
     return TargetLoad(
         num_targets=len(targets),
@@ -77,9 +79,3 @@ def _gauges(load: TargetLoad | None) -> list[tuple[str, str, float | None]]:
         ("rag_kv_use_max_ratio", "Share of slots in use of the fullest target.", of("kv_use_max")),
         ("rag_draft_replicas", "Draft replicas that answer the targets.", of("num_draft_replicas")),
     ]
-
-
-def _slots(target: Mapping[str, Any]) -> tuple[int, int]:
-    kv = target.get("kv") or {}
-    total = int(kv.get("slots", 0))
-    return total, total - int(kv.get("free_slots", total))

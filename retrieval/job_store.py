@@ -37,7 +37,7 @@ class JobStore:
     def create(self, tenant: str, extra: dict[str, object], write: Callable[[Path], None]) -> JobStatus:
         """A queued job whose input ``write`` puts into the folder that it is given. The job appears whole or
         not at all. Raises ``RetrievalError`` when it can't be stored or too many wait already."""
-        if len(self.unfinished()) >= self._config.max_queued_jobs:
+        if sum(self._has_input(job_id) for job_id in self._folders()) >= self._config.max_queued_jobs:
             raise RetrievalError(
                 f"{self._config.max_queued_jobs} ingestion jobs wait already: try again later.", "overloaded"
             )
@@ -131,11 +131,14 @@ class JobStore:
                 if path.name.startswith(".") and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
 
+    def _folders(self) -> list[str]:
+        """Ids of all jobs, in no order: nothing is read."""
+        return [path.name for path in self._folder.iterdir() if not path.name.startswith(".")]
+
     def _ids(self) -> list[str]:
+        """Ids of all jobs, oldest first."""
         created = {
-            path.name: float((self._read(path.name, _JOB) or {}).get("created", 0.0))
-            for path in self._folder.iterdir()
-            if not path.name.startswith(".")
+            job_id: float((self._read(job_id, _JOB) or {}).get("created", 0.0)) for job_id in self._folders()
         }
         return sorted(created, key=lambda job_id: created[job_id])
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from rag_service.cli.client import Client, KeyOption, UrlOption
 from rag_service.cli.output import EXIT_FAILED, EXIT_USAGE, CommandError, JsonFlag, emit
 from rag_service.cli.status_table import describe
+from rag_service.target_status import targets_of
 
 NOT_TOLD = (401, 403, 404, 503)
 """Statuses of an endpoint that this caller is not told by; the rest is shown all the same."""
@@ -66,7 +67,7 @@ def look(client: Client, *, with_ray: bool = False) -> dict[str, Any]:
         "readiness": ready,
         "domains": _told(report).get("domains") or {},
         "gateway": _told(doing).get("gateway"),
-        "targets": (generator.get("replicas") or [generator]) if generator else [],
+        "targets": targets_of(generator) if generator else [],
     }
     return {**result, "deployments": _deployments()} if with_ray else result
 

@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rag_service.target_status import kv_slots
+
 NOTHING = "-"
 
 
@@ -52,9 +54,8 @@ def _deployments(states: list[dict[str, Any]]) -> Table:
 def _targets(targets: list[dict[str, Any]]) -> Table:
     table = _table("target", "model", "draft", "drafts", "running", "waiting", "KV slots", "α", "hits")
     for target in targets:
-        kv, lookahead = target.get("kv") or {}, target.get("lookahead") or {}
-        link = target.get("link")
-        slots = kv.get("slots")
+        slots, used = kv_slots(target)
+        link, lookahead = target.get("link"), target.get("lookahead") or {}
         hits, misses = lookahead.get("hits", 0), lookahead.get("misses", 0)
         table.add_row(
             str(target.get("replica") or NOTHING).split("#")[-1],
@@ -63,7 +64,7 @@ def _targets(targets: list[dict[str, Any]]) -> Table:
             NOTHING if link is None else str(link.get("replicas", NOTHING)),
             str(target.get("running", NOTHING)),
             f"{target.get('waiting', 0)} ({target.get('queued_tokens', 0)} tokens)",
-            f"{slots - kv.get('free_slots', 0)}/{slots}" if slots else NOTHING,
+            f"{used}/{slots}" if slots else NOTHING,
             _rate(lookahead.get("alpha"), NOTHING),
             f"{hits / (hits + misses):.0%}" if hits + misses else NOTHING,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from generation.config import ModelConfig
 from generation.drafters.link import LocalLink
@@ -17,6 +17,7 @@ from generation.drafters.model import DraftWorker
 from generation.loading import load_model
 from generation.model_runner import LoadedModel
 from tests.generation.fakes import make_engine, make_request, run
+from tests.generation.test_architectures import COMMON, save
 
 PROMPTS = [list(range(3 + i, 40 + 5 * i)) for i in range(4)]
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 17}
@@ -36,23 +37,8 @@ def pair(
     """Target and draft: different weights of one shape."""
     models = []
     for seed in (1, 2):
-        torch.manual_seed(seed)
         folder = tmp_path_factory.mktemp("tiny")
-        factory: Any = AutoModelForCausalLM
-        config = LlamaConfig(
-            vocab_size=96,
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            eos_token_id=None,
-            bos_token_id=None,
-            pad_token_id=None,
-            initializer_range=0.4,
-        )
-        factory.from_config(config).save_pretrained(folder)
+        save(LlamaConfig(**COMMON), folder, seed)
         options = {"device": request.param, "dtype": "float32", "packed_linear": False}
         models.append(load_model(ModelConfig(model=str(folder), **options)))
     return models[0], models[1]

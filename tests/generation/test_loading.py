@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from generation.attention import Segment
 from generation.config import ModelConfig
@@ -16,29 +16,16 @@ from generation.drafters.model import DraftWorker
 from generation.loading import ModelNotUsable, check_pair, load_model
 from generation.model_runner import LoadedModel, ModelRunner
 from tests.generation.fakes import make_engine, make_request, run
+from tests.generation.test_architectures import COMMON, save
 
 IDS = list(range(5, 45))
-CONFIG = LlamaConfig(
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    eos_token_id=None,
-    bos_token_id=None,
-    pad_token_id=None,
-    initializer_range=0.2,
-)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
     path = tmp_path_factory.mktemp("tiny")
-    factory: Any = AutoModelForCausalLM
-    factory.from_config(CONFIG).save_pretrained(path)
+    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2}
+    save(LlamaConfig(**{**COMMON, **size}), path, seed=0)
     return path
 
 
