@@ -223,6 +223,18 @@ class DraftProposal:
     def kind_at(self, position: int) -> DrafterKind:
         return self.kinds[position] if self.kinds else "model"
 
+    def first(self, k: int) -> DraftProposal:
+        """The first ``k`` tokens of the proposal."""
+        if len(self) <= k:
+            return self
+        ids, probs = self.support_ids, self.support_probs
+        return DraftProposal(
+            self.token_ids[:k],
+            ids[:k] if ids is not None else None,
+            probs[:k] if probs is not None else None,
+            self.kinds[:k],
+        )
+
 
 NO_PROPOSAL = DraftProposal(empty_cause="off")
 
