@@ -13,7 +13,17 @@ import time
 from typing import Any
 
 from harness import Spread, parser, publish, say
-from sides import SLOT_LENGTH, K, Side, assistant_of, decode_rate, hf_generate, paired, useless_draft
+from sides import (
+    SLOT_LENGTH,
+    K,
+    Side,
+    assistant_of,
+    decode_rate,
+    hf_generate,
+    many_requests,
+    paired,
+    useless_draft,
+)
 from transformers import AutoModelForCausalLM
 from workload import default_pair, held_out_prompts
 
@@ -73,6 +83,7 @@ class EngineBenchmark:
     """One section a method; each adds its figures to ``result``."""
 
     def __init__(self, settings: Settings, options: argparse.Namespace) -> None:
+        self.options = options
         self.num_tokens = 40 if options.quick else 96
         self.settings = settings
         self.pair = default_pair(settings)
@@ -178,6 +189,22 @@ class EngineBenchmark:
         self.note("useless_draft_over_plain", self.over_plain(side))
         self.result["useless_draft_acceptance_rate"] = side.alpha()
 
+    def memory(self) -> None:
+        """Resident memory while short requests come and go, speculation and prefix cache on."""
+        number = 200 if self.options.quick else 1000
+        say(f"memory over {number} requests")
+        side = Side(self.pair, "auto", draft=self.pair.draft, batch=8, passages=True, prefix_caching=True)
+        marks = many_requests(side, self.prompts, number, 10)
+        pool = side.engine.runner.pool
+        self.result["memory"] = {
+            "num_requests": number,
+            "kv_budget_bytes": 8 * SLOT_LENGTH * self.pair.target.cache_shape.bytes_per_token,
+            "kv_bytes_held": sum(tensor.nbytes for tensor in (*pool.keys, *pool.values)),
+            "slots_in_use_afterwards": pool.num_slots - pool.num_free,
+            "resident_mib": marks,
+            "growth_mib_second_half": marks[-1] - marks[len(marks) // 2],
+        }
+
     def run(self) -> dict[str, Any]:
         self.against_transformers()
         self.batched()
@@ -185,6 +212,7 @@ class EngineBenchmark:
         self.default_drafters()
         self.against_assisted(side)
         self.with_useless_draft()
+        self.memory()
         return self.result
 
 

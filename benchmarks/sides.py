@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -59,6 +61,7 @@ class Side:
         k: int = K,
         passages: bool = False,
         adaptive: bool = False,
+        prefix_caching: bool = False,
     ) -> None:
         """``adaptive``: proposals end in doubt, as the service has it; else all have ``k`` tokens, as theory."""
         worker = None
@@ -70,7 +73,7 @@ class Side:
         )
         config = EngineConfig(
             max_batch_size=batch,
-            cache=CacheConfig(num_tokens=SLOT_LENGTH * batch, prefix_caching=False),
+            cache=CacheConfig(num_tokens=SLOT_LENGTH * batch, prefix_caching=prefix_caching),
             speculation=speculation,
         )
         self.engine = Engine(pair.target, pair.tokenizer, config, colocated=link)
@@ -124,6 +127,32 @@ def decode_rate(side: Side, group: list[DistillationPrompt], num_tokens: int) ->
             seconds += time.perf_counter() - began
             tokens += sum(len(chunk.token_ids) for chunk in chunks)
     return tokens / seconds
+
+
+def many_requests(side: Side, prompts: list[DistillationPrompt], number: int, num_marks: int) -> list[float]:
+    """Resident MiB after each of ``num_marks`` equal parts of ``number`` requests; some are cancelled midway.
+
+    Prompts are cut to a random length, so that slots, blocks and the draft's own cache are used unevenly; half
+    of them begin like an earlier one, so that the prefix cache fills, hits and evicts.
+    """
+    engine, rng, process = side.engine, random.Random(0), psutil.Process()
+    marks: list[float] = []
+    done = added = 0
+    while done < number:
+        while added < number and added - done < 2 * engine.config.max_batch_size:
+            ids = rng.choice(prompts).token_ids
+            ids = ids[: rng.randrange(16, 200)] if added % 2 else ids[rng.randrange(100) :][:128]
+            sampling = SamplingParams(max_tokens=rng.randrange(2, 24), temperature=rng.choice((0.0, 0.7)))
+            engine.add(GenerationRequest(f"m{added}", ids, sampling, domain=f"domain-{added % 5}"))
+            added += 1
+        finished = [chunk for chunk in engine.step() if chunk.finish_reason is not None]
+        if rng.random() < 0.02 and engine.cancel(f"m{rng.randrange(max(0, added - 16), added)}") is not None:
+            done += 1
+        done += len(finished)
+        while len(marks) < done * num_marks // number:
+            marks.append(round(process.memory_info().rss / 2**20, 1))
+    engine.check_integrity()
+    return marks
 
 
 def hf_generate(model: Any, prompt: DistillationPrompt, num_tokens: int, **more: Any) -> float:

@@ -9,8 +9,15 @@ of speculative and plain greedy decoding rests on that (``tests/generation/test_
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
+
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+# oneDNN keeps a compiled kernel for every shape it meets, 1,024 of them unless told, and a decoding step of every
+# context length has shapes of its own: hundreds of megabytes over a day. 128 hold the shapes of a round
+# (benchmarks/engine.py, section memory). It is read when the first kernel is made.
 
 _BATCH_HINT = 16
 """Rows the blocked layout is chosen for; one hint for all layers, since another hint is another kernel."""
