@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import hashlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from generation.attention import ATTENTION_NAME
 from generation.config import ModelConfig
 from generation.decoder import FusedDecoder, can_fuse
+from generation.fingerprint import fingerprint
 from generation.kv_cache import CacheShape
 from generation.model_runner import LoadedModel
 from generation.packing import PackedLinear, can_pack, pack_linears
@@ -135,20 +135,6 @@ def cache_shape(text_config: Any, dtype: torch.dtype, device: torch.device) -> C
     kv_heads = int(getattr(text_config, "num_key_value_heads", None) or num_heads)
     head_dim = int(getattr(text_config, "head_dim", None) or text_config.hidden_size // num_heads)
     return CacheShape(((kv_heads, head_dim),) * int(text_config.num_hidden_layers), dtype, device)
-
-
-def fingerprint(model: str, revision: str | None, variant: str) -> str:
-    """Sixteen hex digits that change with any weight, the revision, the dtype or the quantisation."""
-    digest = hashlib.blake2b(f"{revision}/{variant}".encode(), digest_size=8)
-    path = Path(model)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
-    if not files:
-        digest.update(model.encode())
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -7,26 +7,29 @@ Everything lies in one work folder, so that a killed run goes on where it stoppe
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from generation.distillation.continuation import Sampling
-from generation.distillation.dataset import Example, generate, read_dataset
+from generation.distillation.dataset import Example, generate
 from generation.distillation.draft_model import (
     DraftCard,
     DraftModel,
+    DraftNotUsable,
     create_draft,
     frequent_ids,
     load_draft,
     read_card,
     save_draft,
     target_fingerprint,
+    trim_draft,
 )
 from generation.distillation.layer_search import choose_layers, score_layers
 from generation.distillation.offline import OfflineAcceptance, offline_acceptance
@@ -38,36 +41,14 @@ from generation.distillation.prompts import (
     split_prompts,
     write_prompts,
 )
-from generation.distillation.training import TrainingConfig, Verify, train
+from generation.distillation.training import Verify, last_checkpoint
 from generation.packing import pack_linears
+from rag_service.distillation_plan import DistillationFailed, DistillationPlan, TooLittleData, recorded
+from rag_service.training_processes import train_draft, trainable
 
 Progress = Callable[[str, int, int], None]
 Line = dict[str, Any]
 Figures = dict[str, OfflineAcceptance]
-
-
-@dataclass(frozen=True, slots=True)
-class DistillationPlan:
-    """All that decides a distillation. ``workers``: processes of one thread each that run the target."""
-
-    target_folder: Path
-    target_name: str
-    folder: Path
-    sampling: Sampling = field(default_factory=Sampling)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    prompts_per_shard: int = 16
-    workers: int = 1
-    processes: int = 1
-    """Training processes: one a GPU, or several of one thread each on a CPU."""
-    quantization: str = "int8"
-
-    @property
-    def data_folder(self) -> Path:
-        return self.folder / "data"
-
-    @property
-    def draft_folder(self) -> Path:
-        return self.folder / "draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +91,29 @@ def new_draft(
     chosen = list(layers) if layers else choose_layers(score_layers(target), num_layers)
     if head_size is None or head_size >= target.config.vocab_size:
         return create_draft(target, chosen, None), chosen
-    ends = end_ids(target)
-    if texts:
-        ids = frequent_ids(texts, head_size, ends)
-        if len(ids) < head_size:
-            missing = [token for token in range(target.config.vocab_size) if token not in set(ids)]
-            ids = sorted([*ids, *missing[: head_size - len(ids)]])
-    else:
-        ids = sorted({*range(head_size - len(ends)), *ends})
-    return create_draft(target, chosen, ids), chosen
+    every = range(target.config.vocab_size)
+    return create_draft(target, chosen, frequent_ids(texts, head_size, end_ids(target), every)), chosen
+
+
+def trimmed(
+    folder: Path,
+    target_folder: Path,
+    texts: Sequence[Sequence[int]],
+    layers: Sequence[int] | None,
+    head_size: int | None,
+) -> tuple[DraftModel, list[int]]:
+    """A smaller draft of a trained one: some of its layers (by the target's numbers), fewer of its ids."""
+    draft, known = load_draft(folder, target_folder), list(read_card(folder).layers)
+    chosen = list(layers) if layers else known
+    missing = [layer for layer in chosen if layer not in known]
+    if missing:
+        raise DraftNotUsable(f"The draft {folder.name} has the target's layers {known}, not {missing}.")
+    ids = None
+    if head_size is not None and head_size < draft.head.weight.shape[0]:
+        have = range(draft.config.vocab_size) if draft.id_map is None else draft.id_map.tolist()
+        ends = end_ids(load_target(target_folder, pack=False))
+        ids = frequent_ids(texts, head_size, ends.intersection(have), have)
+    return trim_draft(draft, [known.index(layer) for layer in chosen], ids), chosen
 
 
 def end_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -132,13 +127,22 @@ def end_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def generate_data(plan: DistillationPlan, progress: Progress | None = None) -> None:
-    """Fill the data folder from ``prompts.jsonl``, with ``workers`` processes."""
+    """Fill the data folder from ``prompts.jsonl``, with ``workers`` processes.
+
+    Once training has begun its data stays as it is: a resumed training must see the same.
+    """
+    if last_checkpoint(plan.checkpoint_folder) is not None:
+        return
+    for left in plan.data_folder.glob("*.partial"):
+        left.unlink(missing_ok=True)
+    deadline = None if plan.data_minutes is None else time.time() + 60 * plan.data_minutes
     if plan.workers <= 1:
-        _generate_share(plan, 0, progress)
+        _generate_share(plan, 0, deadline, progress)
         return
     context = torch.multiprocessing.get_context("spawn")
     started = [
-        context.Process(target=_generate_share, args=(plan, index, None)) for index in range(plan.workers)
+        context.Process(target=_generate_share, args=(plan, index, deadline, None), daemon=True)
+        for index in range(plan.workers)
     ]
     for process in started:
         process.start()
@@ -149,18 +153,27 @@ def generate_data(plan: DistillationPlan, progress: Progress | None = None) -> N
         if progress is not None:
             progress("shards", len(list(plan.data_folder.glob("shard-*.safetensors"))), total)
     if any(process.exitcode for process in started):
-        raise RuntimeError("A generating process failed; what it finished is kept, and a new run goes on.")
+        raise DistillationFailed(
+            "A generating process failed; what it finished is kept, and a new run goes on."
+        )
 
 
-def _generate_share(plan: DistillationPlan, index: int, progress: Progress | None) -> None:
+def _generate_share(
+    plan: DistillationPlan, index: int, deadline: float | None, progress: Progress | None
+) -> None:
     if plan.workers > 1:
         torch.set_num_threads(1)
     model = load_target(plan.target_folder, pack=True)
     sampling = replace(plan.sampling, end_ids=plan.sampling.end_ids or end_ids(model))
+    parent = multiprocessing.parent_process()
 
     def report(done: int, total: int) -> None:
         if progress is not None:
             progress("shards", done, total)
+
+    def goes_on() -> bool:
+        # A parent that was killed takes nobody with it: its workers would compete with those of the next run.
+        return (deadline is None or time.time() < deadline) and (parent is None or parent.is_alive())
 
     generate(
         model,
@@ -172,6 +185,7 @@ def _generate_share(plan: DistillationPlan, index: int, progress: Progress | Non
         target_fingerprint(plan.target_folder),
         (index, plan.workers),
         report,
+        goes_on,
     )
 
 
@@ -191,16 +205,13 @@ def distil(
     write_prompts(plan.folder / "prompts.jsonl", [*training, *held_out])
     generate_data(plan, progress)
     train_set, held_set = recorded(plan, training)
+    if not held_set or not train_set:
+        raise TooLittleData(
+            f"{len(train_set)} training and {len(held_set)} held-out prompts have answers: both are needed, so "
+            "name more questions or give the data more time."
+        )
     before = by_name(offline_acceptance(draft, held_set))
-    log = plan.folder / "log.jsonl"
-
-    def record(line: Line) -> None:
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        if report is not None:
-            report(line)
-
-    draft = train(draft, train_set, held_set, plan.folder / "checkpoints", plan.training, verify, record)
+    draft = train_draft(plan, draft, layers, (train_set, held_set), verify, report)
     after, saved = finish(plan, draft, layers, held_set)
     return DistillationResult(
         draft_folder=plan.draft_folder,
@@ -210,20 +221,8 @@ def distil(
         num_training=len(train_set),
         num_held_out=len(held_set),
         num_answer_tokens=sum(len(a.token_ids) for e in train_set for a in e.continuations),
-        data_fingerprint=fingerprint(prompts),
-        log=read_log(log),
-    )
-
-
-def recorded(
-    plan: DistillationPlan, training: Sequence[DistillationPrompt]
-) -> tuple[list[Example], list[Example]]:
-    """The recorded examples of the training prompts, and those of all others."""
-    kept = {prompt.id for prompt in training}
-    examples = list(read_dataset(plan.data_folder))
-    return (
-        [example for example in examples if example.prompt.id in kept],
-        [example for example in examples if example.prompt.id not in kept],
+        data_fingerprint=fingerprint(example.prompt for example in [*train_set, *held_set]),
+        log=read_log(plan.folder / "log.jsonl"),
     )
 
 
@@ -258,11 +257,7 @@ def by_name(figures: dict[tuple[str, float], OfflineAcceptance]) -> dict[str, Of
 
 def continue_from(folder: Path, target_folder: Path) -> tuple[DraftModel, tuple[int, ...]]:
     """An existing draft, ready to be trained further."""
-    draft = load_draft(folder, target_folder)
-    for _, weight in draft.named_parameters():
-        weight.requires_grad_(True)
-    draft.decoder.get_input_embeddings().weight.requires_grad_(False)
-    return draft, read_card(folder).layers
+    return trainable(load_draft(folder, target_folder)), read_card(folder).layers
 
 
 def install(draft: Path, destination: Path) -> None:
@@ -272,13 +267,3 @@ def install(draft: Path, destination: Path) -> None:
     shutil.copytree(draft, partial)
     shutil.rmtree(destination, ignore_errors=True)
     partial.replace(destination)
-
-
-def settings_of(plan: DistillationPlan) -> dict[str, Any]:
-    """The plan as plain values, for the report."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(plan), default=_plain))
-    return values
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, frozenset) else str(value)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from generation.attention import Segment
 from generation.distillation.prompts import DistillationPrompt, fingerprint
 from generation.model_runner import LoadedModel, ModelRunner
-from rag_service.gate_record import Check, GateRecord
+from rag_service.gate_record import SLOW_BELOW, Check, GateRecord
 from rag_service.measurement import (
     POOLED,
     Pair,
@@ -49,6 +49,8 @@ class GateRequest:
     drafters: Drafters = "model"
     setup: Setup = field(default_factory=Setup)
     signed_off_by: str = ""
+    allow_slow: bool = False
+    """Pass a pair whose pooled α is below ``SLOW_BELOW``, however low its bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def judge(
     groups = by_domain(barred)
     names = request.domains or tuple(groups)
     checks = [_alpha_check(name, groups.get(name, []), request.min_alpha) for name in names]
+    checks.append(_slow_check(barred, request.allow_slow))
     checks.append(_speed_check(outcomes["plain"], outcomes["served_greedy"]))
     checks.append(_equality_check(equality))
     pooled = figures(barred)
@@ -124,7 +127,10 @@ def judge(
         acceptance_rate=pooled.acceptance_rate,
         drafters=request.drafters,
         temperature=request.setup.temperature,
-        figures={name: acceptance_table(group) for name, group in outcomes.items()},
+        figures={
+            **{name: acceptance_table(group) for name, group in outcomes.items()},
+            "speed_up": _speed_by_domain(outcomes["plain"], outcomes["served_greedy"]),
+        },
         setup=asdict(request.setup),
     )
 
@@ -149,6 +155,35 @@ def _alpha_check(domain: str, outcomes: Sequence[RequestOutcome], bar: float) ->
     else:
         reason = f"α in {domain} is {alpha:.3f}, below {bar:g}"
     return Check(name, False, alpha, interval, bar, found.num_requests, reason)
+
+
+def _slow_check(outcomes: Sequence[RequestOutcome], allowed: bool) -> Check:
+    """A bar below what the service calls slow is no way around it."""
+    found = figures(outcomes)
+    alpha = found.acceptance_rate
+    slow = alpha is None or alpha < SLOW_BELOW
+    reason = ""
+    if slow:
+        shown = "unknown" if alpha is None else f"{alpha:.3f}"
+        reason = (
+            f"allowed to be slow: α of all domains together is {shown}"
+            if allowed
+            else f"α of all domains together is {shown}, below {SLOW_BELOW:g}: only --allow-slow lets that pass"
+        )
+    return Check(
+        "not_slow", allowed or not slow, alpha, found.interval, SLOW_BELOW, found.num_requests, reason
+    )
+
+
+def _speed_by_domain(
+    plain: Sequence[RequestOutcome], served: Sequence[RequestOutcome]
+) -> dict[str, dict[str, Any]]:
+    """Speed-up by domain, for reading: few requests a domain are too noisy to judge by."""
+    found = {}
+    for domain, group in by_domain(served).items():
+        ratio, interval = speed_up(plain, group)
+        found[domain] = {"value": ratio, "interval": list(interval) if interval else None}
+    return found
 
 
 def _speed_check(plain: Sequence[RequestOutcome], served: Sequence[RequestOutcome]) -> Check:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from generation.config import ModelConfig
-from generation.loading import fingerprint
+from generation.fingerprint import fingerprint
 
 SLOW_BELOW = 0.6
 """An acceptance rate below this is refused even when forced: such a draft slows decoding down."""
@@ -156,7 +156,7 @@ def permission(record: GateRecord | None, force: Force, target: str, draft: str)
     reason = f"The draft {draft} did not pass its gate with {target} ({'; '.join(record.failures)})"
     slow = alpha is None or alpha < SLOW_BELOW
     if force == "no" or (slow and force != "even_slow"):
-        hint = ", which is below .6: only force 'even_slow' would use it" if slow and force != "no" else ""
+        hint = ", which is below .6: only serve --allow-slow would use it" if slow and force != "no" else ""
         return Permission(False, f"{reason}{hint}. Only passages propose. Distil it further, then: {command}")
     return Permission(True, f"{reason}; it is used because the configuration forces it.")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rag_service.gate_record import Check, GateRecord
 
@@ -26,10 +28,21 @@ def markdown(record: GateRecord) -> str:
         *[_line(check) for check in record.checks],
         "",
     ]
+    by_domain = record.figures.get("speed_up", {})
+    if by_domain:
+        shown = ", ".join(f"{name} {_ratio(found)}" for name, found in by_domain.items())
+        lines += [f"Speed-up by domain (not judged, few requests each): {shown}.", ""]
     if record.failures:
         lines += ["Why it failed:", "", *[f"- {reason}" for reason in record.failures], ""]
     lines.append(f"Digest of the record: `{record.digest}`")
     return "\n".join(lines) + "\n"
+
+
+def _ratio(found: Mapping[str, Any]) -> str:
+    value, interval = found["value"], found["interval"]
+    if value is None:
+        return "none"
+    return f"{value:.2f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
 def _line(check: Check) -> str:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from generation.distillation.on_policy import on_policy_examples
 from generation.distillation.prompts import read_prompts, split_prompts
 from generation.distillation.training import TrainingConfig, train
+from rag_service.distillation_plan import DistillationPlan, recorded
 from rag_service.distilling import (
-    DistillationPlan,
     DistillationResult,
     Line,
     Progress,
@@ -17,7 +17,6 @@ from rag_service.distilling import (
     end_ids,
     finish,
     load_target,
-    recorded,
 )
 
 

@@ -11,14 +11,16 @@ import random
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generation.distillation.prompts import DistillationPrompt
+from generation.distillation.prompts import DistillationPrompt, is_held_out, variant_id
 from rag_service.config import Settings
 from rag_service.models import resolve
 from rag_service.prompt import PromptBudget, build_prompt
+from rag_service.prompt_variety import Variety, other_choices, questions_about, training_id
 from rag_service.tokenizer import load_tokenizer
 from retrieval.reranker import load_reranker
 from retrieval.service import RetrievalService
@@ -87,35 +89,96 @@ def service_prompts(
     questions: Sequence[AskedQuestion],
     documents: Sequence[Document] = (),
     progress: Progress | None = None,
+    variety: Variety | None = None,
 ) -> list[DistillationPrompt]:
     """The prompts the service would make: each question through retrieval, reranking and the template.
 
     With ``documents`` they are indexed in a temporary index of the configured kind; without, the configured
-    index is searched. Searches stay inside the question's domain.
+    index is searched. Searches stay inside the question's domain. ``variety`` adds prompts to train on.
     """
+    with _maker(settings, documents, progress) as maker:
+        prompts = []
+        pools: dict[str, list[ScoredPassage]] = defaultdict(list)
+        for number, question in enumerate(questions, 1):
+            passages = maker.search(question)
+            prompts.append(maker.prompt(question, passages))
+            if variety is not None and not is_held_out(question.id):
+                prompts += _variants(maker, question, passages, variety)
+                pools[question.domain] += passages[: settings.prompt.top_k]
+            if progress is not None:
+                progress("prompts", number, len(questions))
+        if variety is not None and variety.questions_from_passages:
+            prompts += _from_passages(maker, pools, variety, progress)
+        return prompts
+
+
+def _variants(
+    maker: _Maker, question: AskedQuestion, passages: Sequence[ScoredPassage], variety: Variety
+) -> Iterator[DistillationPrompt]:
+    count = variety.prompts_per_question - 1
+    choices = other_choices(passages, maker.settings.prompt.top_k, count, f"{variety.seed}/{question.id}")
+    for number, chosen in enumerate(choices, 1):
+        yield maker.prompt(replace(question, id=variant_id(question.id, number)), chosen)
+
+
+def _from_passages(
+    maker: _Maker, pools: dict[str, list[ScoredPassage]], variety: Variety, progress: Progress | None
+) -> Iterator[DistillationPrompt]:
+    asked = [
+        AskedQuestion(training_id(domain, text), domain, text)
+        for domain, pool in sorted(pools.items())
+        for text in questions_about(
+            [one.passage.text for one in pool], variety.questions_from_passages, f"{variety.seed}/{domain}"
+        )
+    ]
+    for number, question in enumerate(asked, 1):
+        yield maker.prompt(question, maker.search(question))
+        if progress is not None:
+            progress("questions from passages", number, len(asked))
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Retrieval, reranking and the template, as the pipeline has them."""
+
+    settings: Settings
+    service: RetrievalService
+    reranker: Reranker | None
+    tokenizer: Any
+
+    def search(self, question: AskedQuestion) -> list[ScoredPassage]:
+        """Candidates of the question's domain, in the reranker's order."""
+        config = self.settings.prompt
+        count = max(config.candidates, config.top_k)
+        request = SearchRequest(question.question, domain=question.domain, top_k=count)
+        found = self.service.search(request).passages
+        if self.reranker is None or not found:
+            return list(found)
+        passages = [scored.passage for scored in found]
+        scores = self.reranker.score(question.question, passages)
+        ranked = [ScoredPassage(*pair) for pair in zip(passages, scores, strict=True)]
+        return sorted(ranked, key=lambda scored: -scored.score)
+
+    def prompt(self, question: AskedQuestion, passages: Sequence[ScoredPassage]) -> DistillationPrompt:
+        config = self.settings.prompt
+        made = build_prompt(
+            self.tokenizer, question.question, passages, system=config.system, budget=PromptBudget.of(config)
+        )
+        return DistillationPrompt(question.id, question.domain, question.question, made.token_ids)
+
+
+@contextmanager
+def _maker(settings: Settings, documents: Sequence[Document], progress: Progress | None) -> Iterator[_Maker]:
     tokenizer = load_tokenizer(str(resolve(settings.engine.target.model, settings.cache_folder)))
-    budget = PromptBudget.of(settings.prompt)
     with tempfile.TemporaryDirectory(prefix="rag-service-index-") as folder:
         data = Path(folder) if documents else settings.data_folder
         service = RetrievalService(settings.retrieval, settings.cache_folder, data)
         try:
             if documents:
                 _ingest(service, documents, progress)
-            reranker = (
-                load_reranker(settings.retrieval, settings.cache_folder) if settings.prompt.rerank else None
-            )
-            prompts = []
-            for number, question in enumerate(questions, 1):
-                passages = _search(service, reranker, settings, question)
-                prompt = build_prompt(
-                    tokenizer, question.question, passages, system=settings.prompt.system, budget=budget
-                )
-                prompts.append(
-                    DistillationPrompt(question.id, question.domain, question.question, prompt.token_ids)
-                )
-                if progress is not None:
-                    progress("prompts", number, len(questions))
-            return prompts
+            rerank = settings.prompt.rerank
+            reranker = load_reranker(settings.retrieval, settings.cache_folder) if rerank else None
+            yield _Maker(settings, service, reranker, tokenizer)
         finally:
             service.close()
 
@@ -128,20 +191,6 @@ def _ingest(service: RetrievalService, documents: Sequence[Document], progress: 
             raise QuestionSetError(f"The documents could not be indexed: {reason}")
         if progress is not None:
             progress("documents", min(start + 64, len(documents)), len(documents))
-
-
-def _search(
-    service: RetrievalService, reranker: Reranker | None, settings: Settings, question: AskedQuestion
-) -> list[ScoredPassage]:
-    """As the pipeline does it: candidates of the question's domain, then the reranker's order."""
-    count = max(settings.prompt.candidates, settings.prompt.top_k)
-    found = service.search(SearchRequest(question.question, domain=question.domain, top_k=count)).passages
-    if reranker is None or not found:
-        return list(found)
-    passages = [scored.passage for scored in found]
-    scores = reranker.score(question.question, passages)
-    ranked = [ScoredPassage(*pair) for pair in zip(passages, scores, strict=True)]
-    return sorted(ranked, key=lambda scored: -scored.score)
 
 
 def _rows(paths: Iterable[Path]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import duckdb
 
 from rag_service.acceptance_report import Report, acceptance_report
-from rag_service.baseline import BaselineError, read_baselines
+from rag_service.baseline import BaselineError, baselines_of
 from rag_service.config import OTHER_DOMAIN, Settings
 from rag_service.drift import WINDOW_SECONDS, detect_drift
 from rag_service.record import RequestRecord
@@ -193,10 +193,8 @@ def request_log_of(settings: Settings) -> RequestLog:
 
 
 def _baselines(settings: Settings) -> dict[str, float]:
-    if settings.telemetry.baseline_file is None:
-        return {}
     try:
-        return read_baselines(settings.telemetry.baseline_file)
+        return baselines_of(settings)
     except BaselineError as error:
         logger.error("no baselines: %s", error)
         return {}

@@ -92,11 +92,20 @@ def alpha_curve(log: Sequence[Line]) -> str:
         label = name.removeprefix("eval_alpha_").replace("_t", " at T=")
         width = 2.2 if label.startswith("all") else 0.9
         axes.plot(*zip(*drawn, strict=True), marker=".", linewidth=width, label=label)
+    for name in sorted({name for line in points for name in line if name.startswith("eval_verified_")}):
+        drawn = [(line["step"], line[name]) for line in points if name in line]
+        axes.plot(*zip(*drawn, strict=True), "k--", linewidth=1.2, marker="x", label=verified_name(name))
     axes.set_xlabel("step")
     axes.set_ylabel("acceptance")
     if names:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
     return _svg(figure)
+
+
+def verified_name(name: str) -> str:
+    """``eval_verified_alpha_t0.7`` for people."""
+    symbol = name.removeprefix("eval_verified_").replace("alpha", "α̂").replace("overlap", "β̂")
+    return f"verifier {symbol}".replace("_t", " at T=")
 
 
 def loss_curve(log: Sequence[Line]) -> str:

@@ -60,7 +60,9 @@ class Clock:
 
     def save(self) -> None:
         row = {"spent_seconds": self.spent_seconds, "decay_start": self.decay_start, "end": self.end}
-        self.path.write_text(json.dumps(row), encoding="utf-8")
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(row), encoding="utf-8")
+        partial.replace(self.path)
 
 
 def _agreed(seconds: float) -> float:
@@ -73,12 +75,24 @@ def _agreed(seconds: float) -> float:
 
 
 class ClockCallback(TrainerCallback):
-    """Ends training by the clock, and by patience once α stops rising."""
+    """Ends training by the clock, and by patience once α stops rising.
 
-    def __init__(self, clock: Clock, patience: int, report: Callable[[dict[str, Any]], None] | None) -> None:
+    ``eval_share``: with a limit in minutes, evaluate and save whenever this share of it has passed, so that a
+    short training has a curve, and a killed one little to do again.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        patience: int,
+        report: Callable[[dict[str, Any]], None] | None,
+        eval_share: float = 1.0,
+    ) -> None:
         self._clock = clock
         self._patience = patience
         self._report = report
+        self._eval_share = eval_share
+        self._evaluated_at = clock.spent_seconds
         self._began = time.monotonic()
         self._best, self._since = -1.0, 0
 
@@ -94,6 +108,10 @@ class ClockCallback(TrainerCallback):
         if self._clock.end is not None and state.global_step >= self._clock.end:
             control.should_evaluate = control.should_save = True
             control.should_training_stop = True
+        elif self._clock.minutes is not None:
+            passed = self._clock.spent_seconds - self._evaluated_at
+            if passed >= 60 * self._clock.minutes * self._eval_share:
+                control.should_evaluate = control.should_save = True
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -121,6 +139,7 @@ class ClockCallback(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._evaluated_at = self._clock.spent_seconds
         alpha = (metrics or {}).get("eval_alpha", 0.0)
         self._since = 0 if alpha > self._best else self._since + 1
         self._best = max(self._best, alpha)

@@ -7,6 +7,7 @@ safetensors file. The folder's ``dataset.json`` says how it was made; a run with
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,13 +49,15 @@ def generate(
     target: str = "",
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
+    goes_on: Callable[[], bool] | None = None,
 ) -> int:
-    """Fill ``folder`` with shards; returns how many prompts it holds. Shards already there are kept.
+    """Fill ``folder`` with shards; returns how many prompts this share has. Shards already there are kept.
 
     Prompts are shuffled (a partial set then covers every domain) and, within a window of eight shards, sorted
     by length, so that the prompts of a shard waste little padding. ``target`` is the target's fingerprint.
     ``share`` (i, n) makes only every n-th shard, beginning with the i-th: on a CPU, n processes of one thread
-    each get through the work several times faster than one process of n threads.
+    each get through the work several times faster than one process of n threads. ``goes_on`` is asked before
+    each shard; once it says no, the rest is left out.
     """
     settings = {
         "target": target,
@@ -72,6 +75,8 @@ def generate(
     for done, (index, group) in enumerate(groups, 1):
         path = folder / f"shard-{index:05d}.safetensors"
         if not path.exists():
+            if goes_on is not None and not goes_on():
+                break
             continuator = continuator or Continuator(model, sampling)
             tops, answers = continuator.run([prompt.token_ids for prompt in group], seed * 1_000_003 + index)
             examples = [
@@ -134,7 +139,7 @@ def write_shard(path: Path, examples: Sequence[Example]) -> None:
         "answer_top_logprobs": np.concatenate([answer.top.logprobs for answer in answers]),
     }
     names = [[example.prompt.id, example.prompt.domain, example.prompt.question] for example in examples]
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")  # another run's orphan may be at the same shard
     save_file(tensors, partial, metadata={"prompts": json.dumps(names, ensure_ascii=False)})
     partial.replace(path)
 

@@ -9,7 +9,7 @@ row's vocabulary id. Trimming costs nothing in exactness, since any draft distri
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from generation.loading import fingerprint
+from generation.fingerprint import fingerprint
 
 DRAFT_FILE = "draft.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -107,16 +107,57 @@ def create_draft(
     return DraftModel(decoder, head, id_map)
 
 
-def frequent_ids(sequences: Iterable[Sequence[int]], size: int, always: Iterable[int] = ()) -> list[int]:
-    """The ``size`` ids that occur most often, sorted; ``always`` (the end tokens) are in whatever happens."""
-    counts = np.zeros(1, dtype=np.int64)
+def trim_draft(draft: DraftModel, layers: Sequence[int], head_ids: Sequence[int] | None) -> DraftModel:
+    """A smaller draft with the same weights: its layers at the places ``layers``, and fewer ids in its head.
+
+    ``head_ids`` None keeps all; ids that the draft does not have are left out. Raises ``DraftNotUsable`` when
+    a layer is missing or no id is left.
+    """
+    source: Any = draft.decoder
+    count = len(source.layers)
+    if not layers or not all(0 <= layer < count for layer in layers):
+        raise DraftNotUsable(f"The draft has the layers 0 to {count - 1}, not {list(layers)}.")
+    config = AutoConfig.for_model(**{**draft.config.to_dict(), "num_hidden_layers": len(layers)})
+    if getattr(config, "layer_types", None):
+        config.layer_types = [draft.config.layer_types[layer] for layer in layers]
+    weight = draft.head.weight.detach()
+    decoder: Any = AutoModel.from_config(config, attn_implementation="sdpa").to(weight.dtype)  # type: ignore[no-untyped-call]
+    for own, layer in zip(decoder.layers, layers, strict=True):
+        own.load_state_dict(source.layers[layer].state_dict())
+    decoder.norm.load_state_dict(source.norm.state_dict())
+    decoder.embed_tokens.weight = source.embed_tokens.weight
+    known = torch.arange(len(weight)) if draft.id_map is None else draft.id_map
+    kept = (
+        torch.ones_like(known, dtype=torch.bool)
+        if head_ids is None
+        else torch.isin(known, torch.tensor(head_ids))
+    )
+    if not kept.any():
+        raise DraftNotUsable("None of the ids to keep is in the draft's head.")
+    head = nn.Linear(weight.shape[1], int(kept.sum()), bias=False, dtype=weight.dtype)
+    head.weight = nn.Parameter(weight[kept].clone())
+    return DraftModel(decoder, head, known[kept])
+
+
+def frequent_ids(
+    sequences: Iterable[Sequence[int]],
+    size: int,
+    always: Iterable[int] = (),
+    among: Collection[int] | None = None,
+) -> list[int]:
+    """The ``size`` ids that occur most often, sorted; ``always`` (the end tokens) are in whatever happens.
+
+    ``among``: choose from these alone; those that occur nowhere come last, the lowest first.
+    """
+    counts = np.zeros(1 if among is None else max(among) + 1, dtype=np.int64)
     for ids in sequences:
         found = np.bincount(np.asarray(ids, dtype=np.int64))
         longest = max(len(found), len(counts))
         counts = np.pad(counts, (0, longest - len(counts))) + np.pad(found, (0, longest - len(found)))
+    allowed = set(range(len(counts)) if among is None else among)
     forced = list(dict.fromkeys(always))
-    ranked = [int(token) for token in np.argsort(-counts, kind="stable") if int(token) not in forced]
-    return sorted([*forced, *ranked][:size])
+    ranked = [int(token) for token in np.argsort(-counts, kind="stable") if int(token) in allowed]
+    return sorted(list(dict.fromkeys([*forced, *ranked]))[:size])
 
 
 def save_draft(draft: DraftModel, folder: Path, card: DraftCard) -> None:

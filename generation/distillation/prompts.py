@@ -11,6 +11,7 @@ from pathlib import Path
 
 HELD_OUT_PERCENT = 10
 """Speculation.md, section 7: one prompt in ten is never trained on."""
+_VARIANT = "#variant-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,19 @@ class LeakedPrompts(Exception):
         self.ids = tuple(ids)
 
 
+def variant_id(prompt_id: str, number: int) -> str:
+    """The id of another prompt with the same question: it falls on its question's side of the split."""
+    return f"{prompt_id}{_VARIANT}{number}"
+
+
+def base_id(prompt_id: str) -> str:
+    """The question's own id, whichever of its prompts is meant."""
+    return prompt_id.partition(_VARIANT)[0]
+
+
 def is_held_out(prompt_id: str, percent: int = HELD_OUT_PERCENT) -> bool:
-    """Whether the prompt belongs to the held-out part: a stable hash of its id, the same on every machine."""
-    digest = hashlib.sha256(prompt_id.encode()).digest()
+    """Whether the prompt belongs to the held-out part: a stable hash of its question's id, everywhere the same."""
+    digest = hashlib.sha256(base_id(prompt_id).encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < percent
 
 
@@ -63,15 +74,20 @@ def split_prompts(
 
 
 def check_no_leak(training: Iterable[DistillationPrompt], held_out: Iterable[DistillationPrompt]) -> None:
-    """Raise ``LeakedPrompts`` when a held-out id, question or whole prompt is in the training set."""
+    """Raise ``LeakedPrompts`` when a held-out id, question or whole prompt is in the training set.
+
+    Another prompt of a held-out question (``variant_id``) is a leak like the question itself.
+    """
     seen = list(training)
-    ids = {prompt.id for prompt in seen}
+    ids = {base_id(prompt.id) for prompt in seen}
     questions = {normalised(prompt.question) for prompt in seen}
     token_ids = {prompt.token_ids for prompt in seen}
     leaked = [
         prompt.id
         for prompt in held_out
-        if prompt.id in ids or normalised(prompt.question) in questions or prompt.token_ids in token_ids
+        if base_id(prompt.id) in ids
+        or normalised(prompt.question) in questions
+        or prompt.token_ids in token_ids
     ]
     if leaked:
         raise LeakedPrompts(leaked)

@@ -7,15 +7,17 @@ is ours is the loss, the packing of examples, the evaluation by acceptance and t
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from generation.distillation.clock import Clock, ClockCallback
@@ -27,7 +29,10 @@ from generation.distillation.optimizer import make_optimizer
 from generation.distillation.packing import HeadIndex, PackingCollator
 
 Verify = Callable[[DraftModel], Mapping[str, float]]
-"""Measures the draft with the service's own verifier; figures by name, logged beside the offline ones."""
+"""Measures the draft with the service's own verifier; figures by name, logged beside the offline ones.
+
+Of several training processes the first alone is asked.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class TrainingConfig:
     decay_share: float = 0.3
     """The last part of the training, in which the learning rate falls to zero."""
     eval_steps: int = 50
+    eval_share: float = 0.2
+    """With a limit in minutes: evaluate and save after this share of the time too, if it comes first."""
     log_steps: int = 10
     patience: int = 6
     """Evaluations without a better α after which training stops."""
@@ -155,7 +162,7 @@ class DistillationTrainer(Trainer):
         }
         coldest = min(temperature for _, temperature in figures)
         metrics[f"{metric_key_prefix}_alpha"] = round(figures["all", coldest].alpha, 4)
-        if self._verify is not None:
+        if self._verify is not None and self.is_world_process_zero():
             metrics |= {f"{metric_key_prefix}_{name}": value for name, value in self._verify(draft).items()}
         self._distilled.train()
         self.log(metrics)
@@ -189,15 +196,43 @@ def train(
         data_collator=PackingCollator(
             HeadIndex.of(draft.id_map, draft.config.vocab_size), config.prompt_positions
         ),
-        callbacks=[ClockCallback(clock, config.patience, report)],
+        callbacks=[ClockCallback(clock, config.patience, report, config.eval_share)],
         clock=clock,
         verify=verify,
         rate=config.learning_rate,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to standard output, which is the command's result
-    last: str | None = get_last_checkpoint(str(folder))  # type: ignore[no-untyped-call]
-    trainer.train(resume_from_checkpoint=last)
+    last = last_checkpoint(folder)
+    if last is not None and clock.end is not None and step_of(last) >= clock.end:
+        load_model(model, best_weights(Path(last)), strict=False)  # it had ended: not a step more
+    else:
+        trainer.train(resume_from_checkpoint=last)
     return draft.eval()
+
+
+def step_of(checkpoint: str) -> int:
+    """The step after which a checkpoint was written."""
+    return int(Path(checkpoint).name.rpartition("-")[2])
+
+
+def best_weights(last: Path) -> Path:
+    """The weights of the best evaluation of the training whose newest checkpoint is ``last``."""
+    state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+    name = Path(state.best_model_checkpoint or last).name
+    return last.parent / name / "model.safetensors"
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest whole checkpoint; one that a kill left half-written is removed.
+
+    The Trainer writes ``trainer_state.json`` last, so a checkpoint without it is not whole.
+    """
+    while folder.is_dir():
+        found: str | None = get_last_checkpoint(str(folder))  # type: ignore[no-untyped-call]
+        if found is None or (Path(found) / "trainer_state.json").is_file():
+            return found
+        shutil.rmtree(found)
+    return None
 
 
 def _arguments(folder: Path, config: TrainingConfig) -> TrainingArguments:

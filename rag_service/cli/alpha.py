@@ -90,10 +90,13 @@ def _from_log(log: str | None, config: Path | None, values: dict[str, Any]) -> d
 
 
 def _baselines(settings: Settings) -> dict[str, float]:
-    from rag_service.baseline import read_baselines
+    from rag_service.baseline import BaselineError, baselines_of
 
-    path = settings.telemetry.baseline_file
-    return read_baselines(path) if path is not None and path.exists() else {}
+    try:
+        return baselines_of(settings)
+    except BaselineError as error:
+        note(f"{error} Drift is judged against earlier requests alone.")
+        return {}
 
 
 def _from_service(url: str, api_key: str | None, values: dict[str, Any]) -> dict[str, Any]:

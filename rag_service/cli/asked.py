@@ -1,7 +1,8 @@
-"""What commands that measure on questions have in common: their options, and prompts made of them."""
+"""What commands that make, measure and train drafts have in common: their options, and prompts of questions."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_service.cli.output import EXIT_USAGE, CommandError, note, progress
+from rag_service.cli.output import EXIT_USAGE, CommandError, console, note, progress
 
 if TYPE_CHECKING:
     from generation.distillation.prompts import DistillationPrompt
     from rag_service.config import Settings
+    from rag_service.prompt_variety import Variety
 
 QuestionsOption = Annotated[
     list[Path] | None, typer.Option("--questions", help="JSON Lines of questions; may be repeated.")
@@ -33,6 +35,26 @@ DraftOption = Annotated[
     str | None, typer.Option("--draft", help="Draft folder or hub id; default: the configured one.")
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.")]
+TokensOption = Annotated[
+    int, typer.Option("--tokens", min=1, max=16, help="K, the most draft tokens a round.")
+]
+MaxTokensOption = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
+ModelAloneOption = Annotated[
+    bool, typer.Option("--model-alone", help="Measure the draft model without passages.")
+]
+MinAlphaOption = Annotated[
+    float,
+    typer.Option(min=0.0, max=1.0, help="What the lower end of α's interval must reach in every domain."),
+]
+LayersOption = Annotated[
+    str | None, typer.Option(help="The target's layers to begin with, with commas; default: searched.")
+]
+NumLayersOption = Annotated[int, typer.Option(min=1, help="How many layers to search for.")]
+HeadOption = Annotated[int, typer.Option("--head-size", min=0, help="Ids the head scores; 0: all.")]
+MinutesOption = Annotated[
+    float, typer.Option(min=0.1, help="Time to train, recording and measuring excluded.")
+]
+WorkersOption = Annotated[int, typer.Option(min=1, help="Processes that run the target to record answers.")]
 
 Watch = Callable[[str, int, int], None]
 
@@ -45,8 +67,9 @@ def asked_prompts(
     limit: int | None,
     held_out: bool,
     watch: Watch,
+    variety: Variety | None = None,
 ) -> list[DistillationPrompt]:
-    """Prompts of the questions in the files, or of the packaged sample questions when none is named."""
+    """Prompts of the questions in the files; ``variety`` adds prompts to train on."""
     from generation.distillation.prompts import is_held_out
     from rag_service.question_set import limited, load_documents, load_questions, service_prompts
 
@@ -62,12 +85,54 @@ def asked_prompts(
     asked = limited(asked, limit)
     if not documents:
         note("Searching the configured index, since no --documents are given.")
-    return service_prompts(settings, asked, load_documents(list(documents or ())), watch)
+    return service_prompts(settings, asked, load_documents(list(documents or ())), watch, variety)
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Numbers from 0 up with commas, each once is enough. Raises ``CommandError``."""
+    try:
+        values = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        values = []
+    if not values or min(values) < 0:
+        raise CommandError(
+            f"{option} takes numbers from 0 up with commas, not {text!r}.", EXIT_USAGE, "usage"
+        )
+    return values
+
+
+def chosen_layers(text: str | None) -> list[int] | None:
+    """``--layers`` as numbers."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise CommandError("--layers takes whole numbers with commas.", EXIT_USAGE, "usage") from None
+
+
+def target_folder(settings: Settings) -> Path:
+    """The target's own folder: a draft is made of its weights."""
+    from rag_service.draft_choice import resolved
+
+    folder = Path(resolved(settings.engine.target, settings).model)
+    if not folder.is_dir():
+        raise CommandError(
+            f"The target {settings.engine.target.model} must lie in a folder to make a draft of it: "
+            "fetch or download it first.",
+            EXIT_USAGE,
+            "bad_target",
+        )
+    return folder
 
 
 @contextmanager
 def bars() -> Iterator[Watch]:
-    """Progress bars on standard error, one for each thing watched."""
+    """Progress bars on standard error, one for each thing watched; lines where no terminal draws bars."""
+    quiet_libraries()
+    if not console().is_terminal:
+        yield _Lines()
+        return
     with progress() as shown:
         tasks: dict[str, int] = {}
 
@@ -77,3 +142,24 @@ def bars() -> Iterator[Watch]:
             shown.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
 
         yield watch
+
+
+class _Lines:
+    """A line at every quarter of each thing watched."""
+
+    def __init__(self) -> None:
+        self._quarters: dict[str, int] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        quarter = 4 * done // max(1, total)
+        if quarter > self._quarters.get(what, 0):
+            self._quarters[what] = quarter
+            note(f"{what}: {done} of {total}")
+
+
+def quiet_libraries() -> None:
+    """Keep transformers' own bars (one a model loaded) out of ours, in this process and those it starts."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]

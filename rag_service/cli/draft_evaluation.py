@@ -12,13 +12,17 @@ from rag_service.cli.asked import (
     DraftOption,
     HeldOutOption,
     LimitOption,
+    MaxTokensOption,
+    ModelAloneOption,
     QuestionsOption,
     TargetOption,
+    TokensOption,
     Watch,
     asked_prompts,
     bars,
+    numbers,
 )
-from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit
+from rag_service.cli.output import JsonFlag, emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +42,9 @@ def evaluate(
     limit: LimitOption = 4,
     held_out: HeldOutOption = False,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas.")] = "0,0.7",
-    num_draft_tokens: Annotated[int, typer.Option("--tokens", min=1, max=16, help="K, a round.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
-    model_alone: Annotated[
-        bool, typer.Option("--model-alone", help="The draft model without passages.")
-    ] = False,
+    num_draft_tokens: TokensOption = 4,
+    max_tokens: MaxTokensOption = 64,
+    model_alone: ModelAloneOption = False,
     against: Annotated[
         str | None, typer.Option(help="Another draft to compare with, as if it replaced this one.")
     ] = None,
@@ -60,7 +62,7 @@ def evaluate(
     settings = with_models(Settings.load(config), target, model)
     setups = {
         one: Setup("colocated", num_draft_tokens, one, passages=not model_alone, max_tokens=max_tokens)
-        for one in _temperatures(temperature)
+        for one in dict.fromkeys(numbers(temperature, "--temperature"))
     }
     others: Outcomes = {}
     with bars() as watch:
@@ -112,30 +114,16 @@ def _result(
     return result
 
 
-def _temperatures(text: str) -> list[float]:
-    try:
-        values = list(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
-    except ValueError:
-        values = []
-    if not values or min(values) < 0:
-        raise CommandError("Temperatures are numbers from 0 up, with commas.", EXIT_USAGE, "usage")
-    return values
-
-
 def _readable(result: dict[str, Any]) -> Any:
     from rich.console import Group
-    from rich.table import Table
 
+    from rag_service.cli.tables import rich_table
     from rag_service.training_report import verified_table
 
     shown: list[Any] = []
     for temperature, figures in result["temperatures"].items():
-        found = verified_table(figures)
         title = f"{result['draft']} for {result['target']}, {result['drafters']}, temperature {temperature}"
-        table = Table(*found.header, title=title)
-        for row in found.rows:
-            table.add_row(*row)
-        shown.append(table)
+        shown.append(rich_table(verified_table(figures), title))
     for temperature, rows in result.get("comparison", {}).items():
         shown += [f"Temperature {temperature}: {row['sentence']}" for row in rows]
     return Group(*shown)

@@ -13,8 +13,11 @@ from rag_service.cli.asked import (
     DraftOption,
     HeldOutOption,
     LimitOption,
+    MaxTokensOption,
+    MinAlphaOption,
     QuestionsOption,
     TargetOption,
+    TokensOption,
     asked_prompts,
     bars,
 )
@@ -31,9 +34,7 @@ def gate(
     draft: DraftOption = None,
     questions: QuestionsOption = None,
     documents: DocumentsOption = None,
-    min_alpha: Annotated[
-        float, typer.Option(help="What the lower end of α's interval must reach in every domain.")
-    ] = 0.7,
+    min_alpha: MinAlphaOption = 0.7,
     domain: Annotated[
         list[str] | None, typer.Option(help="Domains that must pass; default: all that occur.")
     ] = None,
@@ -43,9 +44,12 @@ def gate(
     limit: LimitOption = None,
     held_out: HeldOutOption = False,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
-    num_draft_tokens: Annotated[int, typer.Option("--tokens", min=1, max=16, help="K, a round.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    num_draft_tokens: TokensOption = 4,
+    max_tokens: MaxTokensOption = 64,
     signed_off_by: Annotated[str, typer.Option(help="Who answers for it; default: the user's name.")] = "",
+    allow_slow: Annotated[
+        bool, typer.Option("--allow-slow", help="Let a pair pass whose α is below .6 over all domains.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Also write gate.json, gate.md and gate.xml (JUnit) into this folder.")
     ] = None,
@@ -80,6 +84,7 @@ def gate(
             "model" if drafters == "model" else "served",
             Setup("colocated", num_draft_tokens, temperature, max_tokens=max_tokens),
             signed_off_by,
+            allow_slow,
         )
         record = run_gate(named.pair, prompts, request, watch)
     path = write_record(record, settings.data_folder / "gates")

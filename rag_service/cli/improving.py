@@ -69,14 +69,12 @@ def improve(
 
 
 def _domains(settings: Settings, since: str, named: Sequence[str]) -> list[str]:
-    from rag_service.baseline import read_baselines
+    from rag_service.baseline import baselines_of
     from rag_service.improvement import ImprovementError, drifted_domains
 
     if named:
         return list(named)
-    path = settings.telemetry.baseline_file
-    baselines = read_baselines(path) if path is not None and path.exists() else {}
-    found = drifted_domains(settings, since, baselines)
+    found = drifted_domains(settings, since, baselines_of(settings))
     for one in found:
         note(f"{one.domain}: α fell from {one.rate_before:.3f} to {one.rate_after:.3f}.")
     if not found:
@@ -112,7 +110,8 @@ def _distil(
 ) -> Path:
     from generation.distillation.draft_model import is_draft_folder
     from generation.distillation.training import TrainingConfig
-    from rag_service.distilling import DistillationPlan, continue_from, distil, settings_of
+    from rag_service.distillation_plan import DistillationPlan, settings_of
+    from rag_service.distilling import continue_from, distil
     from rag_service.draft_choice import draft_config, resolved
     from rag_service.improvement import ImprovementError
     from rag_service.training_report import training_page

@@ -34,13 +34,21 @@ def serve(
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Ask one question when ready.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Stop after the start and the demonstration.")] = False,
+    allow_slow: Annotated[
+        bool,
+        typer.Option(
+            "--allow-slow",
+            help="Use the draft model without a passing gate, even with α below .6 (draft.force).",
+        ),
+    ] = False,
     api_key: Annotated[str | None, typer.Option("--api-key", envvar="RAG_SERVICE_API_KEY")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Start the service on this machine and keep it up until Ctrl-C."""
     from rag_service.serve_config import load_settings
 
-    overrides = {"service.host": host, "service.port": port}
+    force = "even_slow" if allow_slow else None
+    overrides = {"service.host": host, "service.port": port, "draft.force": force}
     settings = load_settings(
         config_file, {name: value for name, value in overrides.items() if value is not None}
     )

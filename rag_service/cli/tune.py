@@ -15,10 +15,13 @@ from rag_service.cli.asked import (
     DocumentsOption,
     HeldOutOption,
     LimitOption,
+    MaxTokensOption,
+    ModelAloneOption,
     QuestionsOption,
     TargetOption,
     asked_prompts,
     bars,
+    numbers,
 )
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note
 
@@ -51,10 +54,8 @@ def tune(
     acceptance: Annotated[
         str, typer.Option(help="token, block, threshold, typical; with commas. The last two are lossy.")
     ] = "token",
-    model_alone: Annotated[
-        bool, typer.Option("--model-alone", help="Also measure the draft without passages.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    model_alone: ModelAloneOption = False,
+    max_tokens: MaxTokensOption = 64,
     write: Annotated[Path | None, typer.Option(help="Write the recommended configuration here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write the HTML report here.")] = None,
     config: ConfigOption = None,
@@ -117,9 +118,9 @@ def _plan(
     known_modes = [mode for mode in get_args(Mode) if mode != "off"]
     return Sweep(
         modes=tuple(_chosen(modes, known_modes, "--modes")),
-        num_draft_tokens=tuple(int(value) for value in _numbers(tokens, "--tokens")),
-        branch_budgets=tuple(int(value) for value in _numbers(branches, "--branches")),
-        temperatures=tuple(_numbers(temperatures, "--temperature")),
+        num_draft_tokens=tuple(int(value) for value in numbers(tokens, "--tokens")),
+        branch_budgets=tuple(int(value) for value in numbers(branches, "--branches")),
+        temperatures=tuple(numbers(temperatures, "--temperature")),
         acceptances=tuple(_chosen(acceptance, list(get_args(AcceptanceMethod)), "--acceptance")),
         passages=(True, False) if model_alone else (True,),
         max_tokens=max_tokens,
@@ -132,18 +133,6 @@ def _chosen(text: str, known: list[str], option: str) -> list[Any]:
     if unknown or not values:
         shown = unknown[0] if unknown else "nothing"
         raise CommandError(f"{option} takes {', '.join(known)}, not {shown}.", EXIT_USAGE, "usage")
-    return values
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise CommandError(
-            f"{option} takes numbers with commas, not {text!r}.", EXIT_USAGE, "usage"
-        ) from None
-    if not values or min(values) < 0:
-        raise CommandError(f"{option} takes numbers from 0 up.", EXIT_USAGE, "usage")
     return values
 
 

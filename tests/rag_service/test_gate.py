@@ -65,10 +65,11 @@ def test_a_pair_well_above_the_bar_passes(many: dict[str, list[RequestOutcome]])
     assert [check.name for check in record.checks] == [
         "alpha/red",
         "alpha/blue",
+        "not_slow",
         "speed_up",
         "greedy_equality",
     ]
-    speed = record.checks[2]
+    speed = record.checks[3]
     # One second a round on both sides: the speed-up is tokens a round, (1 - .7^4) / (1 - .7) = 2.53.
     assert speed.value == pytest.approx(2.53, abs=0.15)
 
@@ -95,6 +96,17 @@ def test_one_request_is_too_few() -> None:
     one = [outcome(0, 10, 0)]
     record = _judged({"plain": one, "model": one, "served": one, "served_greedy": one}, min_alpha=0.1)
     assert "too few" in record.failures[0]
+
+
+def test_a_low_bar_lets_no_slow_pair_through_unless_asked_to() -> None:
+    slow = [outcome(number, 5, 5) for number in range(8)]
+    outcomes = {"plain": slow, "model": slow, "served": slow, "served_greedy": paced(slow, 0.01)}
+    refused = _judged(outcomes, min_alpha=0.3)
+    assert [check.name for check in refused.checks if not check.passed] == ["not_slow"]
+    assert "--allow-slow" in refused.failures[0]
+    allowed = _judged(outcomes, min_alpha=0.3, allow_slow=True)
+    assert allowed.passed
+    assert "allowed to be slow: α of all domains together is 0.500" in {one.reason for one in allowed.checks}
 
 
 def test_a_named_domain_without_questions_fails(many: dict[str, list[RequestOutcome]]) -> None:
@@ -139,6 +151,8 @@ def test_a_whole_gate_runs_on_real_parts() -> None:
     shown = summary(record)
     assert set(shown["domains"]) == {"red", "blue"}
     assert shown["all"]["num_requests"] == 12
+    assert set(record.figures["speed_up"]) == {"red", "blue"}
+    assert "Speed-up by domain (not judged" in markdown(record)
 
 
 def test_a_record_is_found_for_its_pair_alone(many: dict[str, list[RequestOutcome]], tmp_path: Path) -> None:
@@ -242,7 +256,7 @@ def test_what_a_record_permits(
 def test_reports_for_people_and_pipelines(many: dict[str, list[RequestOutcome]], tmp_path: Path) -> None:
     record = _judged(many, min_alpha=0.8)
     suite = ElementTree.fromstring(junit(record))
-    assert suite.get("tests") == "4"
+    assert suite.get("tests") == "5"
     assert suite.get("failures") == "2"
     failed = [case.get("name") for case in suite if case.find("failure") is not None]
     assert failed == ["alpha/red", "alpha/blue"]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_service.baseline import BaselineError, read_baselines
+from rag_service.baseline import BaselineError, baselines_of, read_baselines
 from rag_service.config import Settings
+from rag_service.gate_record import GateRecord, model_fingerprint, write_record
 from rag_service.recorder import Recorder
 from rag_service.report_query import ReportQueryError
 from rag_service.request_log import RequestLog
@@ -139,3 +140,57 @@ def test_retention_and_text_follow_the_settings(tmp_path: Path) -> None:
     with RequestLog(str(tmp_path / "requests")).reading() as connection:
         rows = connection.execute("select request_id, question, answer from requests").fetchall()
     assert rows == [("new", "Who?", "Me.")]
+
+
+def _gated(folder: Path, drafters: str = "served") -> Settings:
+    """A pair of two files with a gate record in the service's own folder: as served .8, the model alone .6."""
+    for name in ("target", "draft"):
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_bytes(name.encode())
+    values = {
+        "data_folder": str(folder / "data"),
+        "engine": {"target": {"model": str(folder / "target")}},
+        "draft": {"draft": {"model": str(folder / "draft")}},
+    }
+    settings = Settings.parse(values)
+    assert settings.draft.draft is not None
+    figures = {
+        name: {"pooled": {}, "domains": {"finance": {"acceptance_rate": rate, "num_requests": 40}}}
+        for name, rate in (("served", 0.8), ("model", 0.6))
+    }
+    prints = model_fingerprint(settings.engine.target), model_fingerprint(settings.draft.draft)
+    record = GateRecord(
+        "target", prints[0], "draft", prints[1], "data", "2026-12-01T00:00:00+00:00", "tests", True, 0.5, (),
+        0.8, drafters, 0.0, figures,
+    )  # fmt: skip
+    write_record(record, folder / "data" / "gates")
+    return settings
+
+
+def test_the_gate_records_rates_are_what_drift_is_judged_against(tmp_path: Path) -> None:
+    """From the gate to the alarm, with no file copied: .8 was gated, .6 is served, and that is a fall."""
+    recorder = Recorder(_gated(tmp_path))
+    assert 'rag_acceptance_rate_baseline{domain="finance"} 0.8' in recorder.metrics()
+    for record in simulated(np.random.default_rng(1), 150, 0.6, start=time.time() - 7200):
+        recorder.record(record)
+    recorder.flush()
+    drift = recorder.acceptance({"window": "1d"})["domains"]["finance"]["drift"]
+    recorder.close()
+    assert (drift["direction"], drift["reference"], drift["rate_before"]) == ("fell", "baseline", 0.8)
+
+
+def test_the_record_of_another_pair_is_no_baseline(tmp_path: Path) -> None:
+    settings = _gated(tmp_path)
+    assert baselines_of(settings) == {"finance": 0.8}
+    (tmp_path / "draft" / "model.safetensors").write_bytes(b"trained on")
+    assert baselines_of(settings) == {}
+
+
+def test_a_named_gate_record_is_read_as_served_and_goes_before_the_services_own(tmp_path: Path) -> None:
+    settings = _gated(tmp_path, "model")
+    record = next((tmp_path / "data" / "gates").glob("gate-*.json"))
+    assert read_baselines(record) == {"finance": 0.8}
+    other = tmp_path / "evaluation.json"
+    other.write_text('{"domains": {"legal": {"acceptance_rate": 0.5}}}', encoding="utf-8")
+    telemetry = settings.telemetry.model_copy(update={"baseline_file": other})
+    assert baselines_of(settings.model_copy(update={"telemetry": telemetry})) == {"legal": 0.5}

@@ -22,6 +22,7 @@ from generation.distillation.draft_model import (
     read_card,
     save_draft,
     target_fingerprint,
+    trim_draft,
 )
 from generation.loading import load_draft as load_for_engine
 from tests.generation.distillation.conftest import VOCABULARY, make_target
@@ -121,6 +122,34 @@ def test_layers_the_target_lacks_are_refused(target: PreTrainedModel) -> None:
 def test_the_most_frequent_ids_and_the_end_are_kept() -> None:
     ids = frequent_ids([[5, 5, 5, 2, 2, 9], [2, 7, 5]], size=3, always=[1])
     assert ids == [1, 2, 5]
+
+
+def test_frequent_ids_of_a_given_set_begin_with_the_end_and_fill_up_with_the_lowest() -> None:
+    texts = [[5, 5, 5, 2, 2, 9], [2, 7, 5]]
+    assert frequent_ids(texts, size=4, always=[1], among=[1, 3, 4, 7, 9]) == [1, 3, 7, 9]
+
+
+def test_a_trimmed_draft_scores_the_ids_it_kept_as_before(target: PreTrainedModel) -> None:
+    draft = create_draft(target, [0, 1, 2], IDS)
+    ids = torch.tensor([[3, 8, 5, 1]])
+    whole = trim_draft(draft, [0, 1, 2], IDS[:9])
+    assert whole.id_map is not None
+    assert whole.id_map.tolist() == IDS[:9]
+    assert torch.allclose(whole.head(whole.hidden(ids)), draft.head(draft.hidden(ids))[..., :9])
+    fewer = trim_draft(draft, [0, 2], None)
+    assert fewer.config.num_hidden_layers == 2
+    assert fewer.id_map is not None
+    assert fewer.id_map.tolist() == IDS
+    same = create_draft(target, [0, 2], IDS)
+    assert torch.allclose(fewer.head(fewer.hidden(ids)), same.head(same.hidden(ids)))
+
+
+def test_a_draft_is_not_trimmed_to_what_it_lacks(target: PreTrainedModel) -> None:
+    draft = create_draft(target, [0, 2], [1, 2, 3])
+    with pytest.raises(DraftNotUsable, match="layers 0 to 1"):
+        trim_draft(draft, [0, 2], None)
+    with pytest.raises(DraftNotUsable, match="None of the ids"):
+        trim_draft(draft, [0], [60])
 
 
 def test_the_engine_loads_it_with_its_id_map(

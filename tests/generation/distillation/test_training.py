@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from generation.distillation.clock import Clock
@@ -15,7 +16,7 @@ from generation.distillation.dataset import Example
 from generation.distillation.draft_model import DraftModel, create_draft
 from generation.distillation.offline import offline_acceptance
 from generation.distillation.prompts import is_held_out
-from generation.distillation.training import TrainingConfig, train
+from generation.distillation.training import TrainingConfig, last_checkpoint, train
 from tests.generation.distillation.conftest import VOCABULARY
 
 CONFIG = TrainingConfig(
@@ -87,6 +88,16 @@ def test_killed_and_resumed_gives_the_same_losses(
     assert [line["eval_alpha"] for line in resumed if "eval_alpha" in line][-1] == final
 
 
+def test_a_training_that_had_ended_is_not_trained_further(
+    target: PreTrainedModel, examples: list[Example], tmp_path: Path
+) -> None:
+    first, second = _draft(target), _draft(target)
+    _run(first, examples, tmp_path, CONFIG)
+    assert _run(second, examples, tmp_path, CONFIG) == []
+    again = dict(second.named_parameters())
+    assert all(torch.equal(weight, again[name]) for name, weight in first.named_parameters())
+
+
 def test_the_best_checkpoint_is_what_remains(
     target: PreTrainedModel, examples: list[Example], tmp_path: Path
 ) -> None:
@@ -132,3 +143,22 @@ def test_time_fixes_the_end_once_and_a_resumed_run_keeps_it(tmp_path: Path) -> N
     again = Clock(tmp_path / "clock.json", 1.0, 10_000, 0, 0.25)
     assert (again.decay_start, again.end, again.spent_seconds) == (45, 60, 545.0)
     assert json.loads((tmp_path / "clock.json").read_text())["end"] == 60
+
+
+def test_a_checkpoint_that_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
+    for step, files in ((6, ("model.safetensors", "trainer_state.json")), (12, ("model.safetensors",))):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for name in files:
+            (tmp_path / f"checkpoint-{step}" / name).write_text("{}", encoding="utf-8")
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    assert not (tmp_path / "checkpoint-12").exists()
+
+
+def test_a_short_training_is_evaluated_and_saved_by_its_share_of_the_time(
+    target: PreTrainedModel, examples: list[Example], tmp_path: Path
+) -> None:
+    """The steps between evaluations would never be reached: the clock asks for them."""
+    config = replace(CONFIG, minutes=1e-4, eval_steps=1000, eval_share=0.2, max_steps=8, decay_share=0.5)
+    lines = _run(_draft(target), examples, tmp_path, config)
+    assert len([line for line in lines if "eval_alpha" in line]) >= 2
+    assert last_checkpoint(tmp_path) is not None

@@ -32,11 +32,11 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "tiny"
     make_target().save_pretrained(folder)
-    _save_tokenizer(folder, "w")
+    save_tokenizer(folder, "w")
     return folder
 
 
-def _save_tokenizer(folder: Path, letter: str) -> None:
+def save_tokenizer(folder: Path, letter: str) -> None:
     words = {f"{letter}{number}": number for number in range(VOCABULARY)}
     tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer(WordLevel(words, unk_token=f"{letter}0"))
@@ -93,7 +93,7 @@ def test_a_created_draft_has_the_layers_and_ids_asked_for(target: Path, tmp_path
 def test_a_causal_model_with_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make_target(1).save_pretrained(other)
-    _save_tokenizer(other, "x")
+    save_tokenizer(other, "x")
     found = run("draft", "create", "--target", target, "--from", other, "--output", tmp_path / "d", status=1)
     assert "another tokenizer" in found["error"]["message"]
     assert not (tmp_path / "d").exists()
@@ -111,8 +111,10 @@ def test_distillation_makes_a_draft_a_report_and_goes_on_when_run_again(target: 
     assert found["num_held_out_prompts"] == sum(is_held_out(p.id) for p in make_prompts(60))
     assert set(found["after"]) >= {"all/0", "all/0.7", "red/0"}
     assert (work / "draft/model.safetensors").exists()
+    assert found["verified"]["pooled"]["num_requests"] == min(8, found["num_held_out_prompts"])
     page = (work / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2
+    assert "Acceptance by the service" in page
     assert found["data_fingerprint"] in page
     again = run(*arguments)
     assert again["after"] == found["after"]
@@ -195,7 +197,7 @@ def test_tune_recommends_and_writes_beside_what_is_there(
         (("gate",), "--questions"),
         (("gate", "--questions", "missing.jsonl"), "cannot be read"),
         (("tune", "--modes", "fast"), "--modes takes"),
-        (("draft", "evaluate", "--temperature", "warm"), "Temperatures are numbers"),
+        (("draft", "evaluate", "--temperature", "warm"), "--temperature takes numbers"),
         (("draft", "create", "--output", "x", "--layers", "one"), "--layers takes"),
     ],
 )
