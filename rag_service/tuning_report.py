@@ -27,7 +27,7 @@ tr.best { background: #e2f3e4; } figure { margin: 1.5rem 0; } svg { max-width: 1
 {% for row in rows %}<tr{% if row.best %} class="best"{% endif %}>
 {% for cell in row.cells %}<td{% if loop.index <= 2 %} class="text"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table>
-<p>Costs measured after {{ context }} tokens: {{ costs }}.</p>
+<p>{{ costs }}</p>
 </body></html>
 """
 
@@ -68,6 +68,15 @@ def cells(result: TuningResult) -> list[str]:
     ]
 
 
+def title_of(result: TuningResult) -> str:
+    """A result in words: mode, draft and K."""
+    if result.setup.mode == "off":
+        return "plain decoding"
+    mode, draft = cells(result)[:2]
+    named = "" if result.setup.mode == "passages" else f" with {draft}"
+    return f"{mode}{named}, K = {result.setup.num_draft_tokens}"
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """A figure for people; none where there is none."""
     return "none" if value is None else f"{value:.{digits}f}"
@@ -75,30 +84,35 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def render(results: Sequence[TuningResult], best: TuningResult, costs: Mapping[str, Costs], note: str) -> str:
     """The whole page as text."""
-    first = next(iter(costs.values()))
-    shown = [f"target pass of width {w} {s * 1000:.1f} ms" for w, s in sorted(first.verify_seconds.items())]
-    shown += [
-        f"step of {name} {cost.draft_seconds * 1000:.1f} ms"
-        for name, cost in costs.items()
-        if cost.draft_seconds is not None
-    ]
     rows = [{"cells": cells(result), "best": result is best} for result in results]
     return (
         Environment(autoescape=True)
         .from_string(_PAGE)
         .render(
             note=note,
-            best=", ".join(part for part in cells(best)[:4] if part),
+            best=title_of(best),
             plots=[
                 ("Speed-up over plain decoding, by K", _figure(lambda axes: _by_k(axes, results))),
                 ("Predicted beside measured", _figure(lambda axes: _predicted(axes, results))),
             ],
             head=HEAD,
             rows=rows,
-            context=first.context,
-            costs="; ".join(shown),
+            costs=costs_text(costs),
         )
     )
+
+
+def costs_text(costs: Mapping[str, Costs]) -> str:
+    """What a target pass of each width costs, and a step of each draft, also as a share of a target step."""
+    first = next(iter(costs.values()))
+    one = first.verify(1)
+    shown = [f"target pass of width {w} {s * 1000:.1f} ms" for w, s in sorted(first.verify_seconds.items())]
+    shown += [
+        f"step of {name} {cost.draft_seconds * 1000:.1f} ms (c = {cost.draft_seconds / one:.2f})"
+        for name, cost in costs.items()
+        if cost.draft_seconds is not None
+    ]
+    return f"Costs measured after {first.context} tokens: {'; '.join(shown)}."
 
 
 def _figure(draw: Callable[[Any], None]) -> str:

@@ -75,8 +75,11 @@ def tune(
     with bars() as watch:
         prompts = asked_prompts(base, questions, documents, limit=limit, held_out=held_out, watch=watch)
         named = [load_pair(with_models(base, None, one), needs_draft=False) for one in drafts]
-        models = {one.draft: path for one, path in zip(named, drafts, strict=True)}
-        results, costs = sweep({one.draft: one.pair for one in named}, prompts, plan, watch)
+        names = _names([one.draft for one in named], drafts)
+        models = dict(zip(names, drafts, strict=True))
+        results, costs = sweep(
+            {name: one.pair for name, one in zip(names, named, strict=True)}, prompts, plan, watch
+        )
     best = recommend(results)
     values = as_configuration(best, models.get(best.draft))
     if write is not None:
@@ -99,7 +102,15 @@ def tune(
             for name, cost in costs.items()
         },
     }
-    emit(result, _table(results, best), as_json=as_json)
+    emit(result, _shown(results, best, costs), as_json=as_json)
+
+
+def _names(names: list[str], paths: list[str | None]) -> list[str]:
+    """What to call each draft: its folder's name, or the whole path where two folders share one."""
+    return [
+        name if names.count(name) == 1 or path is None else path
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def _plan(
@@ -155,12 +166,13 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _table(results: list[Any], best: Any) -> Any:
+def _shown(results: list[Any], best: Any, costs: Any) -> Any:
+    from rich.console import Group
     from rich.table import Table
 
-    from rag_service.tuning_report import HEAD, cells
+    from rag_service.tuning_report import HEAD, cells, costs_text, title_of
 
-    table = Table(*HEAD, title="Speculative decoding, by the clock")
+    table = Table(*HEAD, title="Speculative decoding, by the clock", title_justify="left")
     for one in sorted(results, key=lambda result: -(result.speed_up or 0.0)):
         table.add_row(*cells(one), style="bold green" if one is best else None)
-    return table
+    return Group(table, costs_text(costs), f"Recommended: {title_of(best)}.")

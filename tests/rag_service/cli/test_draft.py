@@ -191,6 +191,17 @@ def test_tune_recommends_and_writes_beside_what_is_there(
     assert "<svg" in (tmp_path / "t.html").read_text(encoding="utf-8")
 
 
+def test_two_candidate_drafts_whose_folders_share_a_name_are_both_tuned(
+    target: Path, questions: Path, tmp_path: Path
+) -> None:
+    drafts = [_created(target, tmp_path / one / "draft", "--layers", "0", "--head-size", 0) for one in "ab"]
+    found = run(
+        "tune", "--target", target, "--draft", drafts[0], "--draft", drafts[1], "--questions", questions,
+        "--limit", 1, "--tokens", "2", "--modes", "colocated", "--max-tokens", 6,
+    )  # fmt: skip
+    assert [row["draft"] for row in found["results"]] == [str(drafts[0]), str(drafts[1]), ""]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
