@@ -30,9 +30,13 @@ class Difference:
         """The finding in words."""
         if self.before is None or self.after is None or self.difference is None:
             return f"{self.domain}: nothing was tested on one side."
-        verb = "fell" if self.difference < 0 else "rose"
+        verb = "stayed" if self.difference == 0 else "fell" if self.difference < 0 else "rose"
         certainty = "beyond noise" if self.beyond_noise else "within noise"
-        return f"{self.domain}: α {verb} from {self.before:.3f} to {self.after:.3f}, {certainty}."
+        margin = ""
+        if self.interval is not None:
+            low, high = self.interval
+            margin = f" (difference {self.difference:+.3f}, 95 % interval {low:+.3f} to {high:+.3f})"
+        return f"{self.domain}: α {verb} from {self.before:.3f} to {self.after:.3f}, {certainty}{margin}."
 
     def as_dict(self) -> dict[str, object]:
         return {

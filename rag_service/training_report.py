@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -96,6 +96,7 @@ def alpha_curve(log: Sequence[Line]) -> str:
         drawn = [(line["step"], line[name]) for line in points if name in line]
         axes.plot(*zip(*drawn, strict=True), "k--", linewidth=1.2, marker="x", label=verified_name(name))
     axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("acceptance")
     if names:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
@@ -123,9 +124,18 @@ def loss_curve(log: Sequence[Line]) -> str:
 
 
 def _settings(settings: Mapping[str, Any], result: DistillationResult) -> Tabular:
-    rows = [[name, json.dumps(value, ensure_ascii=False)] for name, value in settings.items()]
+    rows = [[name, json.dumps(value, ensure_ascii=False)] for name, value in _flat(settings)]
     rows.append(["data fingerprint", result.data_fingerprint])
     return Tabular("Settings", ["setting", "value"], rows)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``training.learning_rate`` and its like, one a row: a nested object on one line runs off the page."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _rate(figures: OfflineAcceptance | None) -> str:

@@ -24,7 +24,11 @@ def test_a_large_fall_is_beyond_noise() -> None:
     assert [row.domain for row in found] == ["all", "red", "blue"]
     assert all(row.beyond_noise for row in found)
     assert found[0].sentence.startswith("all: α fell from 0.8")
-    assert found[0].sentence.endswith("beyond noise.")
+    assert found[0].interval is not None
+    low, high = found[0].interval
+    assert found[0].sentence.endswith(
+        f"beyond noise (difference {found[0].difference:+.3f}, 95 % interval {low:+.3f} to {high:+.3f})."
+    )
     assert found[0].interval is not None
     assert found[0].interval[0] < -0.23 < found[0].interval[1]
 

@@ -115,6 +115,7 @@ def test_distillation_makes_a_draft_a_report_and_goes_on_when_run_again(target: 
     page = (work / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2
     assert "Acceptance by the service" in page
+    assert "training.learning_rate" in page
     assert found["data_fingerprint"] in page
     again = run(*arguments)
     assert again["after"] == found["after"]
