@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from generation.distillation.offline import OfflineAcceptance
 from rag_service.distilling import DistillationResult, Line
@@ -96,7 +97,7 @@ def alpha_curve(log: Sequence[Line]) -> str:
         drawn = [(line["step"], line[name]) for line in points if name in line]
         axes.plot(*zip(*drawn, strict=True), "k--", linewidth=1.2, marker="x", label=verified_name(name))
     axes.set_xlabel("step")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("acceptance")
     if names:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
