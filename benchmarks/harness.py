@@ -16,8 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+SHARED_DATA = ROOT.parent / "shared" / "data"
+sys.path.append(str(ROOT))  # faults and stand-ins are those of the tests
 DOMAINS = ("finance", "medical", "legal", "software", "general")
 
 
@@ -119,8 +121,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    root = Path(__file__).resolve().parents[1]
     shown = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
     return shown.stdout.strip() or "unknown"

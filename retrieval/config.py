@@ -107,6 +107,9 @@ class RerankerConfig(Frozen):
     device: str = "auto"
     batch_size: int = Field(default=32, ge=1)
     num_threads: int = Field(default=0, ge=0)
+    hybrid_weight: float = Field(default=5.0, ge=0.0)
+    """How much the hybrid search's own score counts beside ``late_interaction``'s network, which knows little of
+    documents unlike those it was trained on; 20 leaves it only what it is sure of."""
     max_batch_passages: int = Field(default=256, ge=1)
     """The most passages of several requests that are scored together."""
 

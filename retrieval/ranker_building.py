@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,15 @@ _SAMPLED_CHUNKS = 512
 
 @dataclass(frozen=True, slots=True)
 class BuiltRanker:
-    """The model trained on every question, and figures by domain: ``before`` reranking, and ``held_out``
-    (each question ranked by a network that saw none of its document's questions)."""
+    """The model trained on every question, and figures by domain: ``before`` reranking, ``held_out`` (each
+    question ranked by a network that saw none of its document's questions) and ``unseen`` (by one that saw none
+    of its domain's; None with a single domain)."""
 
     model: RankingModel
     num_examples: int
     before: dict[str, dict[str, Any]]
     held_out: dict[str, dict[str, Any]]
+    unseen: dict[str, dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +108,22 @@ def retrain_ranker(
         tensors = {**train_network(examples, RankingTraining()), **shared}
         return RankingModel(tensors, extractor.pooling, embedder, "new")
 
-    scores = _held_out_scores(found, num_folds, trained, watch)
     asked = [candidates.question for candidates in found]
     relevance = {candidates.question.id: candidates.relevant for candidates in found}
-    before = {candidates.question.id: candidates.chunk_ids for candidates in found}
-    after = {question_id: _reordered(before[question_id], scores[question_id]) for question_id in before}
     examples = [candidates.example for candidates in found]
+
+    def crossed(part_of: Callable[[RankingExample], str], what: str) -> dict[str, dict[str, Any]]:
+        weight = service.config.reranker.hybrid_weight
+        rankings = _cross_validated(found, part_of, trained, weight, partial(watch, what))
+        return score_rankings(asked, relevance, rankings)
+
+    several = len({example.group for example in examples}) > 1
     return BuiltRanker(
         model=trained(examples),
         num_examples=sum(example.teaches for example in examples),
-        before=score_rankings(asked, relevance, before),
-        held_out=score_rankings(asked, relevance, after),
+        before=score_rankings(asked, relevance, {c.question.id: c.chunk_ids for c in found}),
+        held_out=crossed(lambda example: str(fold_of(example.document_id, num_folds)), "folds"),
+        unseen=crossed(lambda example: example.group, "domains") if several else None,
     )
 
 
@@ -173,23 +180,26 @@ def _candidates(
     return found
 
 
-def _held_out_scores(
+def _cross_validated(
     found: Sequence[_Candidates],
-    num_folds: int,
+    part_of: Callable[[RankingExample], str],
     trained: Callable[[Sequence[RankingExample]], RankingModel],
-    watch: Watch,
-) -> dict[str, list[float]]:
-    scores: dict[str, list[float]] = {}
-    folds = [fold_of(candidates.example.document_id, num_folds) for candidates in found]
-    for fold in range(num_folds):
-        watch("folds", fold, num_folds)
-        held_out = [c for c, number in zip(found, folds, strict=True) if number == fold]
-        if held_out:
-            others = [c.example for c, number in zip(found, folds, strict=True) if number != fold]
-            model = trained(others)
-            scores.update({c.question.id: model.scores(c.example.features) for c in held_out})
-    watch("folds", num_folds, num_folds)
-    return scores
+    hybrid_weight: float,
+    watch: Callable[[int, int], None],
+) -> dict[str, list[str]]:
+    """Each question's candidates, ordered by a network that saw no question of its part."""
+    rankings: dict[str, list[str]] = {}
+    parts = [part_of(candidates.example) for candidates in found]
+    names = sorted(set(parts))
+    for number, name in enumerate(names):
+        watch(number, len(names))
+        model = trained([c.example for c, part in zip(found, parts, strict=True) if part != name])
+        for candidates, part in zip(found, parts, strict=True):
+            if part == name:
+                scores = model.scores(candidates.example.features, hybrid_weight)
+                rankings[candidates.question.id] = _reordered(candidates.chunk_ids, scores)
+    watch(len(names), len(names))
+    return rankings
 
 
 def _reordered(chunk_ids: Sequence[str], scores: Sequence[float]) -> list[str]:

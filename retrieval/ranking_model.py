@@ -68,16 +68,19 @@ class RankingModel:
     def extractor(self, tokenizer: Tokenizer) -> FeatureExtractor:
         return FeatureExtractor(self.tensors["projection"], self.tensors["idf"], self.pooling, tokenizer)
 
-    def scores(self, features: FloatArray) -> list[float]:
+    def scores(self, features: FloatArray, hybrid_weight: float) -> list[float]:
         """One score from 0 to 1 a candidate, ``features`` being ``[candidates, features]`` of one query.
 
         The network's output through a logistic function: an order, and roughly comparable between queries.
+        ``hybrid_weight`` pulls down what the hybrid search put far below its best candidate: a guard against
+        a network that is wrong with conviction about documents of a kind it has never seen.
         """
         if not len(features):
             return []
         inputs = network_inputs(features, self.tensors["mean"], self.tensors["scale"])
         hidden = gelu(inputs @ self.tensors["first"] + self.tensors["first_bias"])
-        output = hidden @ self.tensors["second"]
+        fused = features[:, FEATURES.index("fused")]
+        output = hidden @ self.tensors["second"] + hybrid_weight * (fused - fused.max())
         return [float(value) for value in 1.0 / (1.0 + np.exp(-_SCALE * output))]
 
 

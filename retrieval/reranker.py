@@ -33,10 +33,14 @@ class LateInteractionReranker:
     """
 
     def __init__(
-        self, model: RankingModel | None, make_encoder: Callable[[], tuple[SentenceEmbedder, Ranker]]
+        self,
+        model: RankingModel | None,
+        make_encoder: Callable[[], tuple[SentenceEmbedder, Ranker]],
+        hybrid_weight: float,
     ) -> None:
-        """``model`` None: the mean of meaning and wording."""
+        """``model`` None: the mean of meaning and wording, without ``hybrid_weight``."""
         self._model = model
+        self._hybrid_weight = hybrid_weight
         self._encoder = cache(make_encoder)
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
@@ -44,7 +48,10 @@ class LateInteractionReranker:
 
     def score_batch(self, requests: Sequence[tuple[str, Sequence[Passage]]]) -> list[list[float]]:
         """Several requests at once; each one's passages are ranked against each other."""
-        return [network_scores(self._model, self._features(query, passages)) for query, passages in requests]
+        return [
+            network_scores(self._model, self._features(query, passages), self._hybrid_weight)
+            for query, passages in requests
+        ]
 
     def _features(self, query: str, passages: Sequence[Passage]) -> FloatArray:
         if all(len(passage.features) == len(FEATURES) for passage in passages):
@@ -60,10 +67,10 @@ class LateInteractionReranker:
         return ranker.features(query, embedder.encode_queries([query])[0], passages, tokens)
 
 
-def network_scores(model: RankingModel | None, features: FloatArray) -> list[float]:
+def network_scores(model: RankingModel | None, features: FloatArray, hybrid_weight: float) -> list[float]:
     """One score a row of ``features`` ``[candidates, features]``; without a model by meaning and wording."""
     if model is not None:
-        return model.scores(features)
+        return model.scores(features, hybrid_weight)
     late, fused = features[:, FEATURES.index("late")], features[:, FEATURES.index("fused")]
     return [float(value) for value in late + 0.5 * fused]
 
@@ -163,4 +170,5 @@ def load_reranker(config: RetrievalConfig, cache_folder: Path | None = None) -> 
         embedder = SentenceEmbedder(settings, cache_folder)
         return embedder, load_ranker(config.reranker, embedder, config.embedder.model)
 
-    return LateInteractionReranker(load_model(config.reranker, config.embedder.model), encoder)
+    model = load_model(config.reranker, config.embedder.model)
+    return LateInteractionReranker(model, encoder, config.reranker.hybrid_weight)

@@ -90,7 +90,8 @@ class RetrievalService:
         """The configured reranker, sharing this service's embedder where it can."""
         ranker = self._ranker
         if ranker is not None:
-            return LateInteractionReranker(ranker.model, lambda: (self._embedder, ranker))
+            weight = self.config.reranker.hybrid_weight
+            return LateInteractionReranker(ranker.model, lambda: (self._embedder, ranker), weight)
         return load_reranker(self.config, self._cache_folder)
 
     def search(self, request: SearchRequest) -> SearchResult:

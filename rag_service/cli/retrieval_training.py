@@ -63,12 +63,14 @@ def train(
         "folder": str(output),
         "num_examples": built.num_examples,
         "held_out": built.held_out,
+        "unseen": built.unseen,
         "before": built.before,
     }
-    table = Table("domain", "questions", "nDCG@10 before", "nDCG@10 held out")
+    table = Table("domain", "questions", "nDCG@10 before", "held out", "domain unseen")
     for domain, figures in built.held_out.items():
-        before = built.before[domain]["ndcg@10"]
-        table.add_row(domain, str(figures["num_questions"]), f"{before:.3f}", f"{figures['ndcg@10']:.3f}")
+        others = (built.before, built.held_out, built.unseen)
+        row = (f"{figures_of[domain]['ndcg@10']:.3f}" if figures_of else "-" for figures_of in others)
+        table.add_row(domain, str(figures["num_questions"]), *row)
     emit(result, table, as_json=as_json)
 
 

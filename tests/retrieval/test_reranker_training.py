@@ -31,10 +31,37 @@ def test_training_finds_what_matters_and_is_reproducible(tmp_path: Path) -> None
     shared = {"projection": np.eye(4, dtype=np.float32), "idf": np.ones(9, dtype=np.float32)}
     RankingModel({**tensors, **shared}, 2, "model", "").save(tmp_path)
     model = RankingModel.load(tmp_path)
-    hits = [int(np.argmax(model.scores(e.features))) == int(np.argmax(e.relevant)) for e in examples(200, 1)]
+    hits = [
+        int(np.argmax(model.scores(e.features, 0.0))) == int(np.argmax(e.relevant)) for e in examples(200, 1)
+    ]
     assert np.mean(hits) > 0.8
     assert model.embedder == "model"
-    assert model.scores(np.zeros((0, len(FEATURES)), dtype=np.float32)) == []
+    assert model.scores(np.zeros((0, len(FEATURES)), dtype=np.float32), 0.0) == []
+
+
+def test_the_hybrid_searchs_own_score_guards_against_a_network_that_is_wrong() -> None:
+    """The candidate of the largest feature 9 is right for the network; for the guard, that of the best search."""
+    size = len(FEATURES)
+    first = np.zeros((2 * size, 1), dtype=np.float32)
+    first[9, 0] = 1.0
+    tensors = {
+        "mean": np.zeros(size, dtype=np.float32),
+        "scale": np.ones(size, dtype=np.float32),
+        "first": first,
+        "first_bias": np.zeros(1, dtype=np.float32),
+        "second": np.ones(1, dtype=np.float32),
+    }
+    model = RankingModel(tensors, 2, "model", "")
+    features = np.zeros((3, size), dtype=np.float32)
+    features[:, 9] = (1.0, 2.0, 3.0)
+    features[:, FEATURES.index("fused")] = (1.0, 0.9, 0.2)
+    assert np.argsort(model.scores(features, 0.0)).tolist() == [0, 1, 2]
+    assert int(np.argmax(model.scores(features, 5.0))) == 1, (
+        "a weak guard drops what the search thought worst"
+    )
+    assert np.argsort(model.scores(features, 100.0)).tolist() == [2, 1, 0]
+    alone = model.scores(features[:1], 0.0), model.scores(features[:1], 100.0)
+    assert alone[0] == alone[1], "the best candidate keeps the network's own score"
 
 
 def test_nothing_to_learn_from_is_said() -> None:
