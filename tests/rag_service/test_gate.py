@@ -92,6 +92,16 @@ def test_exactly_at_the_bar_with_few_samples_fails_for_uncertainty() -> None:
     assert "ask more questions" in check.reason
 
 
+def test_two_requests_that_happen_to_agree_above_the_bar_are_no_proof() -> None:
+    """Resampled, .71 and .72 give the interval .71 to .72; two requests cannot say that."""
+    two = [outcome(number, accepted, 100 - accepted) for number, accepted in enumerate((71, 72))]
+    outcomes = {"plain": two, "model": two, "served": two, "served_greedy": paced(two, 0.001)}
+    assert not _judged(outcomes, min_alpha=0.7).checks[0].passed
+    many = [outcome(number, accepted, 100 - accepted) for number, accepted in enumerate((71, 72, 73, 74) * 5)]
+    outcomes = {"plain": many, "model": many, "served": many, "served_greedy": paced(many, 0.001)}
+    assert _judged(outcomes, min_alpha=0.7).checks[0].passed
+
+
 def test_one_request_is_too_few() -> None:
     one = [outcome(0, 10, 0)]
     record = _judged({"plain": one, "model": one, "served": one, "served_greedy": one}, min_alpha=0.1)

@@ -93,3 +93,27 @@ def test_mean_interval() -> None:
     assert interval[1] - interval[0] == pytest.approx(2 * 1.96 / 20, rel=0.2)
     assert statistics.mean_interval([2.0]) is None
     assert statistics.mean_interval([2.0, 2.0]) == (2.0, 2.0)
+
+
+def test_the_cautious_interval_holds_on_few_requests() -> None:
+    """Rates exactly at a bar must rarely clear it: of samples of four, resampling lets far more through."""
+    rng = np.random.default_rng(0)
+    passed = {"resampled": 0, "cautious": 0}
+    for _ in range(300):
+        tested = rng.integers(15, 45, 4)
+        accepted = rng.binomial(tested, rng.beta(14, 6, 4))
+        for name, found in (
+            ("resampled", statistics.ratio_interval(accepted, tested, num_resamples=300)),
+            ("cautious", statistics.cautious_ratio_interval(accepted, tested)),
+        ):
+            assert found is not None
+            passed[name] += found[0] >= 0.7
+    assert passed["resampled"] > 24
+    assert passed["cautious"] < 18
+
+
+def test_the_cautious_interval_of_all_accepted_is_no_certainty() -> None:
+    assert statistics.cautious_ratio_interval([10] * 3, [10] * 3) == statistics.ratio_interval(
+        [10] * 3, [10] * 3
+    )
+    assert statistics.cautious_ratio_interval([3], [4]) is None
