@@ -12,6 +12,7 @@ from deployments.handles import GeneratorHandle, RerankerHandle, RetrieverHandle
 from deployments.recorder_handle import RecorderHandle
 from rag_service.api import Backends, create_app
 from rag_service.config import Settings
+from rag_service.tracing import start_tracing
 
 
 class Gateway:
@@ -29,13 +30,15 @@ class Gateway:
         target: DeploymentHandle[Any],
         recorder: DeploymentHandle[Any],
     ) -> None:
+        start_tracing(settings.telemetry, "Gateway")
         self._settings = settings
+        retriever_handle = RetrieverHandle(retriever)
         generator = GeneratorHandle(target, settings.deployments.gateway.retry_unstarted)
         self._backends = Backends(
-            retriever=RetrieverHandle(retriever),
+            retriever=retriever_handle,
             reranker=RerankerHandle(reranker),
             generator=generator,
-            recorder=RecorderHandle(recorder, generator.status),
+            recorder=RecorderHandle(recorder, generator.status, retriever_handle.job_counts),
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
@@ -26,9 +26,11 @@ from ray.serve.handle import DeploymentHandle
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from generation.types import GenerationChunk, GenerationError, GenerationRequest, QueueFull
+from rag_service import tracing
 from retrieval.types import (
     Document,
     DocumentInfo,
+    JobCounts,
     JobStatus,
     Passage,
     RetrievalError,
@@ -51,12 +53,20 @@ DEADLINE_GRACE_SECONDS = 2.0
 
 
 async def call(
-    handle: DeploymentHandle[Any], method: str, *args: Any, seconds: float = CALL_SECONDS, repeat: bool = True
+    handle: DeploymentHandle[Any],
+    method: str,
+    *args: Any,
+    seconds: float = CALL_SECONDS,
+    repeat: bool = True,
+    trace: str | None = None,
 ) -> Any:
-    """One unary call within ``seconds``, in all. ``repeat``: a lost replica's work may be done again."""
+    """One unary call within ``seconds``, in all. ``repeat``: a lost replica's work may be done again.
+
+    ``trace``: a ``traceparent`` for a method that takes one.
+    """
 
     async def once() -> Any:
-        response = cast(Any, getattr(handle, method).remote(*args))
+        response = cast(Any, getattr(handle, method).remote(*args, **_sent(trace)))
         try:
             return await response
         except asyncio.CancelledError:
@@ -71,6 +81,10 @@ async def call(
     )
     async with asyncio.timeout(seconds):
         return await attempts(once)
+
+
+def _sent(trace: str | None) -> dict[str, str]:
+    return {} if trace is None else {"trace": trace}
 
 
 def _cancel(response: Any) -> None:
@@ -140,20 +154,31 @@ class RetrieverHandle:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def _call(self, method: str, *args: Any, repeat: bool = True) -> Any:
+    async def _call(self, method: str, *args: Any, repeat: bool = True, trace: str | None = None) -> Any:
         try:
-            return await call(self._handle, method, *args, repeat=repeat)
+            return await call(self._handle, method, *args, repeat=repeat, trace=trace)
         except Exception as error:
             raise retrieval_error(error, "retriever") from None
 
     async def search(self, request: SearchRequest) -> SearchResult:
-        return cast(SearchResult, await self._call("search", request))
+        with tracing.span("search") as span:
+            return cast(SearchResult, await self._call("search", request, trace=tracing.traceparent_of(span)))
 
     async def ingest(self, documents: Sequence[Document]) -> JobStatus:
         return cast(JobStatus, await self._call("ingest", list(documents), repeat=False))
 
     async def ingest_files(self, files: Sequence[tuple[str, bytes]], domain: str, tenant: str) -> JobStatus:
         return cast(JobStatus, await self._call("ingest_files", list(files), domain, tenant, repeat=False))
+
+    async def job_counts(self) -> JobCounts | None:
+        """Summed over the replicas; None when one does not answer, since a sum that falls looks like a restart."""
+        try:
+            response = self._handle.broadcast("job_counts")
+            found: list[JobCounts] = await response.results_async(timeout_s=READY_SECONDS)
+        except Exception:
+            return None
+        fields = JobCounts.__dataclass_fields__
+        return JobCounts(**{name: sum(getattr(counts, name) for counts in found) for name in fields})
 
     async def job(self, job_id: str, tenant: str) -> JobStatus | None:
         return cast("JobStatus | None", await self._call("job", job_id, tenant))
@@ -185,10 +210,13 @@ class RerankerHandle:
         self._handle = handle
 
     async def rerank(self, query: str, passages: Sequence[ScoredPassage]) -> list[ScoredPassage]:
-        try:
-            return cast("list[ScoredPassage]", await call(self._handle, "rerank", query, list(passages)))
-        except Exception as error:
-            raise retrieval_error(error, "reranker") from None
+        with tracing.span("rerank", attributes={"rag.num_passages": len(passages)}) as span:
+            trace = tracing.traceparent_of(span)
+            try:
+                found = await call(self._handle, "rerank", query, list(passages), trace=trace)
+            except Exception as error:
+                raise retrieval_error(error, "reranker") from None
+            return cast("list[ScoredPassage]", found)
 
     async def ready(self) -> dict[str, str]:
         return await ready_of(self._handle, "reranker")
@@ -206,10 +234,25 @@ class GeneratorHandle:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
         """Chunks as they are made. Closing the iterator cancels the request in the replica."""
+        span = tracing.open_span("generate", attributes={"rag.domain": request.domain})
+        try:
+            # Closed here and now: closing is what cancels the request in the replica.
+            async with contextlib.aclosing(self._generate(request, tracing.traceparent_of(span))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except GenerationError as error:
+            tracing.failed(span, error.code)
+            raise
+        finally:
+            span.end()
+
+    async def _generate(
+        self, request: GenerationRequest, trace: str | None
+    ) -> AsyncGenerator[GenerationChunk]:
         deadline = _Deadline(request.deadline_seconds)
         for attempt in range(1, NUM_ATTEMPTS + 1):
             started = finished = False
-            stream = cast(Any, self._handle.options(stream=True).generate.remote(request))
+            stream = cast(Any, self._handle.options(stream=True).generate.remote(request, **_sent(trace)))
             try:
                 while True:
                     try:

@@ -12,6 +12,7 @@ from rag_service.record import RequestRecord
 from rag_service.recorder import Recorder
 from rag_service.report_query import ReportQueryError
 from rag_service.target_load import TargetLoad
+from retrieval.types import JobCounts
 
 
 class RecorderReplica:
@@ -37,13 +38,17 @@ class RecorderReplica:
             return Refusal(str(error), None)
 
     async def metrics(
-        self, open_by_replica: Mapping[str, bool] | None = None, load: TargetLoad | None = None
+        self,
+        open_by_replica: Mapping[str, bool] | None = None,
+        load: TargetLoad | None = None,
+        jobs: JobCounts | None = None,
     ) -> str:
         """Prometheus text; ``open_by_replica`` says which draft replicas are not asked at present, ``load`` how
-        full the targets are (None: they do not say)."""
+        full the targets are, ``jobs`` how ingestion fares (None: they do not say)."""
         if open_by_replica is not None:
             self._recorder.set_breakers(open_by_replica)
         self._recorder.set_load(load)
+        self._recorder.set_jobs(jobs)
         return await self._records.run(self._recorder.metrics)
 
     async def ready(self) -> dict[str, str]:

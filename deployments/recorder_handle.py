@@ -18,6 +18,7 @@ from rag_service.record import RequestRecord
 from rag_service.report_query import ReportQueryError
 from rag_service.target_load import TargetLoad, target_load
 from rag_service.target_status import targets_of
+from retrieval.types import JobCounts
 
 BATCH_RECORDS = 256
 STATUS_SECONDS = 1.0
@@ -36,11 +37,13 @@ class RecorderHandle:
         self,
         handle: DeploymentHandle[Any],
         status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+        job_counts: Callable[[], Awaitable[JobCounts | None]] | None = None,
         max_waiting: int = 10_000,
     ) -> None:
-        """``status``: the target's, whose breakers are shown with the metrics."""
+        """``status``: the target's, whose breakers are shown with the metrics; ``job_counts``: the retriever's."""
         self._handle = handle
         self._status = status
+        self._job_counts = job_counts
         self._waiting: deque[RequestRecord] = deque(maxlen=max_waiting)
         self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
@@ -87,7 +90,8 @@ class RecorderHandle:
         raise GenerationError(answer.message, "unavailable")
 
     async def metrics(self) -> str:
-        return str(await self._read("metrics", *await self._target_figures()))
+        (breakers, load), jobs = await asyncio.gather(self._target_figures(), self._ingestion_figures())
+        return str(await self._read("metrics", breakers, load, jobs))
 
     async def ready(self) -> dict[str, str]:
         return await ready_of(self._handle, "recorder")
@@ -102,6 +106,15 @@ class RecorderHandle:
                 return open_breakers(status), target_load(status)
         except Exception:
             return None, None
+
+    async def _ingestion_figures(self) -> JobCounts | None:
+        if self._job_counts is None:
+            return None
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                return await self._job_counts()
+        except TimeoutError:
+            return None
 
     async def _read(self, method: str, *args: Any) -> Any:
         try:

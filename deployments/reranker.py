@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from deployments.batcher import Batcher
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
+from rag_service.tracing import span, start_tracing
 from retrieval.types import Passage, Reranker, ScoredPassage
 
 Pair = tuple[str, Sequence[Passage]]
@@ -29,6 +30,7 @@ class RerankerReplica:
         # Here, not above: the process that builds the application imports this module and needs no torch.
         from retrieval.reranker import load_reranker
 
+        start_tracing(settings.telemetry, "Reranker")
         config = settings.retrieval
         self._reranker = reranker or load_reranker(config, settings.cache_folder)
         self._worker = Worker("Reranker")
@@ -37,11 +39,14 @@ class RerankerReplica:
             self._score, max_batch_size=max(1, config.reranker.max_batch_passages // per_request)
         )
 
-    async def rerank(self, query: str, passages: Sequence[ScoredPassage]) -> list[ScoredPassage]:
+    async def rerank(
+        self, query: str, passages: Sequence[ScoredPassage], trace: str | None = None
+    ) -> list[ScoredPassage]:
         """The passages with the reranker's scores, best first; equal scores keep their order."""
         if not passages:
             return []
-        scores = await self._batcher.submit((query, [scored.passage for scored in passages]))
+        with span("score passages", trace):
+            scores = await self._batcher.submit((query, [scored.passage for scored in passages]))
         rescored = [replace(scored, score=score) for scored, score in zip(passages, scores, strict=True)]
         return sorted(rescored, key=lambda scored: -scored.score)
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
-from retrieval.types import Document, DocumentInfo, JobStatus, Passage, SearchRequest, SearchResult
+from rag_service.tracing import past_spans, span, start_tracing
+from retrieval.types import (
+    Document,
+    DocumentInfo,
+    JobCounts,
+    JobStatus,
+    Passage,
+    SearchRequest,
+    SearchResult,
+)
 
 NUM_SEARCH_THREADS = 16
 """Searches under way at once. Queries that wait for the embedder together are embedded in one batch."""
@@ -23,12 +32,16 @@ class RetrieverReplica:
         # Here, not above: the process that builds the application imports this module and needs no torch.
         from retrieval.service import RetrievalService
 
+        start_tracing(settings.telemetry, "Retriever")
         self._service = RetrievalService(settings.retrieval, settings.cache_folder, settings.data_folder)
         self._searches = Worker("Retriever", num_threads=NUM_SEARCH_THREADS)
         self._management = Worker("Retriever management", stuck_after_seconds=600.0)
 
-    async def search(self, request: SearchRequest) -> SearchResult:
-        return await self._searches.run(self._service.search, request)
+    async def search(self, request: SearchRequest, trace: str | None = None) -> SearchResult:
+        with span("retriever", trace) as around:
+            result = await self._searches.run(self._service.search, request)
+            past_spans(around, {"embed": result.embed_seconds, "index": result.search_seconds})
+            return result
 
     async def ingest(self, documents: Sequence[Document]) -> JobStatus:
         return await self._management.run(self._service.ingest, documents)
@@ -37,6 +50,9 @@ class RetrieverReplica:
         self, files: Sequence[tuple[str, bytes]], domain: str | None, tenant: str
     ) -> JobStatus:
         return await self._management.run(self._service.ingest_files, files, domain, tenant)
+
+    async def job_counts(self) -> JobCounts:
+        return self._service.job_counts()
 
     async def job(self, job_id: str, tenant: str) -> JobStatus | None:
         return await self._management.run(self._service.job, job_id, tenant)

@@ -20,11 +20,13 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
+from deployments.answer_span import AnswerSpan
 from deployments.draft_link import ServeDraftLink
 from deployments.options import deployment_options
 from generation.types import GenerationChunk, GenerationError, GenerationRequest
 from rag_service.config import Settings
 from rag_service.draft_choice import choose_draft, load_colocated, resolved
+from rag_service.tracing import start_tracing
 
 logger = logging.getLogger(__name__)
 STUCK_SECONDS = 120.0
@@ -42,6 +44,7 @@ class TargetReplica:
         from generation.engine import Engine
         from generation.loading import load_model, load_tokenizer
 
+        start_tracing(settings.telemetry, "Target")
         config = settings.engine
         torch.set_num_threads(max(1, config.target.num_threads))
         self._settings = settings
@@ -69,7 +72,9 @@ class TargetReplica:
 
     # -- the event loop -------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
+    async def generate(
+        self, request: GenerationRequest, trace: str | None = None
+    ) -> AsyncIterator[GenerationChunk]:
         """Chunks of one answer; closing the iterator cancels the request within one round."""
         self._attach()
         if self._failure is not None:
@@ -77,14 +82,16 @@ class TargetReplica:
         chunks: asyncio.Queue[GenerationChunk] = asyncio.Queue()
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commands.put(lambda: self._add(request, chunks, accepted))
-        finished = False
+        finished, span = False, AnswerSpan(trace, request)
         try:
             await accepted
             while not finished:
                 chunk = await chunks.get()
+                span.see(chunk)
                 finished = chunk.finish_reason is not None
                 yield chunk
         finally:
+            span.end()
             if not finished:
                 self._commands.put(lambda: self._cancel(request.request_id))
 

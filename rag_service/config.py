@@ -144,6 +144,15 @@ class TelemetryConfig(Frozen):
     baseline_file: Path | None = None
     """Gated acceptance rates by domain that drift is judged against."""
     trace: bool = False
+    """Spans of each request over gateway, search, rerank, prefill and rounds, by OpenTelemetry. Off: they cost
+    nothing."""
+    trace_exporter: Literal["otlp", "console"] = "otlp"
+    """``otlp``: to a collector, by HTTP; ``console``: into the log of each replica."""
+    trace_endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    """The collector's address for traces, path included; None: what OTEL_EXPORTER_OTLP_* say, else port 4318 of
+    the same machine."""
+    trace_sample: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of requests traced; one that comes with a ``traceparent`` follows its caller's choice."""
 
 
 class AutoscalingConfig(Frozen):

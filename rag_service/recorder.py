@@ -25,6 +25,7 @@ from rag_service.request_columns import COLUMN_NAMES, load_columns
 from rag_service.request_log import RequestLog
 from rag_service.target_load import TargetLoad
 from rag_service.telemetry import Telemetry
+from retrieval.types import JobCounts
 
 logger = logging.getLogger(__name__)
 REMEMBERED_REQUESTS: Final = 20_000
@@ -114,6 +115,11 @@ class Recorder:
         """Say how full the targets are; None: they do not say."""
         with self._lock:
             self._telemetry.set_load(load)
+
+    def set_jobs(self, counts: JobCounts | None) -> None:
+        """Say how ingestion fares; None: it does not say."""
+        with self._lock:
+            self._telemetry.set_jobs(counts)
 
     def ready(self) -> dict[str, str]:
         """Name → why it is not ready: never anything, since a log that fails must not stop the serving."""

@@ -18,8 +18,10 @@ from prometheus_client.registry import Collector
 
 from generation.types import ROUND_CAUSES, SpeculationStats
 from rag_service.acceptance_estimate import acceptance_sample
+from rag_service.ingestion_figures import IngestionCollector
 from rag_service.record import RequestRecord
 from rag_service.target_load import LoadCollector, TargetLoad
+from retrieval.types import JobCounts
 
 OTHER: Final = "other"
 STAGES: Final = ("queue", "embed", "search", "rerank", "prompt", "prefill", "decode")
@@ -85,6 +87,7 @@ class Telemetry:
         self._domains = frozenset(domains) | {OTHER}
         self._running = RunningAcceptance(self.registry)
         self._load = LoadCollector(self.registry)
+        self._jobs = IngestionCollector(self.registry)
         self._add_request_metrics()
         self._add_speculation_metrics()
         self._add_state_metrics()
@@ -131,6 +134,10 @@ class Telemetry:
     def set_load(self, load: TargetLoad | None) -> None:
         """How full the targets are now; None: not known, and then not shown."""
         self._load.load = load
+
+    def set_jobs(self, counts: JobCounts | None) -> None:
+        """How ingestion fares; None: not known, and then not shown."""
+        self._jobs.counts = counts
 
     def set_build(self, version: str, target: str, draft: str) -> None:
         """What runs now: one series, replaced on a change."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from retrieval.config import IngestionConfig
 from retrieval.ingestion import Ingestion, Progress
 from retrieval.job_store import FINISHED, JobStore
-from retrieval.types import Document, JobStatus, RetrievalError
+from retrieval.types import Document, JobCounts, JobStatus, RetrievalError
 
 _SAVE_SECONDS = 0.5
 _POLL_SECONDS = 0.2
@@ -32,6 +32,7 @@ class Jobs:
         self._ingestion = ingestion
         self._running: JobStatus | None = None
         self._saved_at = 0.0
+        self._ended = JobCounts()
         self._store.drop_abandoned()
         self._queue = self._store.unfinished()
         self._changed = threading.Condition()
@@ -92,6 +93,11 @@ class Jobs:
             with self._changed:
                 self._changed.wait(_POLL_SECONDS)
 
+    def counts(self) -> JobCounts:
+        """What waits here, and how the jobs of this process have ended."""
+        with self._changed:
+            return replace(self._ended, num_waiting=len(self._queue) + (self._running is not None))
+
     def close(self) -> None:
         """Stop after the document being written; unfinished jobs go on at the next start."""
         with self._changed:
@@ -135,7 +141,7 @@ class Jobs:
         cancelled = self._store.is_cancelled(job_id)
         if self._closing and not cancelled:
             return
-        self._finish(_ended(_with_progress(job_id, progress), progress, cancelled))
+        self._finish(_ended(_with_progress(job_id, progress), progress, cancelled), progress.num_failed)
 
     def _report(self, status: JobStatus) -> None:
         """For readers here at once; for other replicas a few times a second."""
@@ -144,8 +150,14 @@ class Jobs:
             self._store.save(status)
             self._saved_at = time.monotonic()
 
-    def _finish(self, status: JobStatus) -> None:
+    def _finish(self, status: JobStatus, num_failed_documents: int = 0) -> None:
+        ended = self._ended
         with self._changed:
+            self._ended = JobCounts(
+                num_succeeded=ended.num_succeeded + (status.state == "succeeded"),
+                num_failed=ended.num_failed + (status.state == "failed"),
+                num_failed_documents=ended.num_failed_documents + num_failed_documents,
+            )
             self._store.finish(status)
             self._running = None
             self._changed.notify_all()

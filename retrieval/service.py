@@ -22,6 +22,7 @@ from retrieval.sparse import Bm25Encoder
 from retrieval.types import (
     Document,
     DocumentInfo,
+    JobCounts,
     JobStatus,
     Passage,
     Reranker,
@@ -107,6 +108,10 @@ class RetrievalService:
 
     def job(self, job_id: str, tenant: str) -> JobStatus | None:
         return self._jobs.get(job_id, tenant)
+
+    def job_counts(self) -> JobCounts:
+        """Jobs waiting, and how those of this process have ended."""
+        return self._jobs.counts()
 
     def wait(self, job_id: str, timeout: float | None = None) -> JobStatus:
         """Block until a job has ended."""

@@ -98,6 +98,16 @@ class JobStatus:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """Ingestion jobs waiting or running now; those ended, and documents that failed, since the process began."""
+
+    num_waiting: int = 0
+    num_succeeded: int = 0
+    num_failed: int = 0
+    num_failed_documents: int = 0
+
+
 class Embedder(Protocol):
     """Texts to unit vectors ``[n, dimension]`` float32."""
 

@@ -87,6 +87,14 @@ SERVICE = [
         ],
     ),
     Panel(
+        "Ingestion",
+        [
+            ("max(rag_ingestion_jobs_waiting)", "jobs waiting or running"),
+            ("sum by (state) (increase(rag_ingestion_jobs_total[$__rate_interval]))", "jobs {{state}}"),
+            ("sum(increase(rag_ingestion_failed_documents_total[$__rate_interval]))", "documents failed"),
+        ],
+    ),
+    Panel(
         "What runs",
         [("max by (version, target, draft) (rag_build_info)", "{{version}} {{target}} {{draft}}")],
         kind="stat",

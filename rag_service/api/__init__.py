@@ -17,6 +17,7 @@ from rag_service.limits import Gate, RateLimiter
 from rag_service.models import resolve
 from rag_service.pipeline import Backends, Pipeline
 from rag_service.tokenizer import ChatTokenizer, load_tokenizer
+from rag_service.traced_app import TracedApp
 
 __all__ = ["Backends", "create_app"]
 
@@ -85,6 +86,7 @@ def _wrap(app: FastAPI, settings: Settings, tell_request_id: bool) -> None:
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
+    app.add_middleware(TracedApp)
     app.add_middleware(
         Envelope,
         max_body_bytes=service.max_body_bytes,

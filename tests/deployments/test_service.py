@@ -22,6 +22,7 @@ from ray import serve
 
 from deployments.app import RunningService, run
 from rag_service.config import Settings, cache_folder
+from tests.deployments.span_collector import SpanCollector
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "Why did the revenue of Corvane rise?"
@@ -54,9 +55,19 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def service(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+def collector() -> Iterator[SpanCollector]:
+    found = SpanCollector()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def service(
+    local_ray: None, collector: SpanCollector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("data")
-    settings = Settings.load(None, {**SETTINGS, "data_folder": str(folder)})
+    traced = {"telemetry.trace": True, "telemetry.trace_endpoint": collector.endpoint}
+    settings = Settings.load(None, {**SETTINGS, **traced, "data_folder": str(folder)})
     with run(settings, ready_seconds=400) as running:
         yield running
 
@@ -140,6 +151,43 @@ def test_a_stream_has_its_sources_first_and_the_same_text(client: openai.OpenAI)
     assert text == plain
 
 
+def test_one_trace_leads_through_every_deployment(client: openai.OpenAI, collector: SpanCollector) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01", "x-request-id": "traced-1"}
+    answer = client.chat.completions.with_raw_response.create(**asked(), extra_headers=headers)
+    assert answer.headers["traceparent"].split("-")[1] == trace_id
+    assert answer.headers["traceparent"].split("-")[2] != "00f067aa0ba902b7"
+    wait(
+        lambda: {"rounds", "POST /v1/chat/completions"} <= {s.name for s in collector.of_trace(trace_id)}, 60
+    )
+    wait(lambda: {"embed", "score passages"} <= {s.name for s in collector.of_trace(trace_id)}, 60)
+    spans = {span.name: span for span in collector.of_trace(trace_id)}
+    names = {span.span_id: span.name for span in spans.values()}
+    assert {name: names.get(span.parent_id) for name, span in spans.items()} == {
+        "POST /v1/chat/completions": None,
+        "search": "POST /v1/chat/completions",
+        "retriever": "search",
+        "embed": "retriever",
+        "index": "retriever",
+        "rerank": "POST /v1/chat/completions",
+        "score passages": "rerank",
+        "generate": "POST /v1/chat/completions",
+        "target": "generate",
+        "queue": "target",
+        "prefill": "target",
+        "rounds": "target",
+    }
+    assert spans["POST /v1/chat/completions"].parent_id == "00f067aa0ba902b7"
+    assert spans["POST /v1/chat/completions"].attributes["rag.request_id"] == "traced-1"
+    assert {spans[name].deployment for name in ("search", "embed", "score passages", "prefill")} == {
+        "Gateway", "Retriever", "Reranker", "Target",
+    }  # fmt: skip
+    rounds = spans["rounds"]
+    assert rounds.num_events >= 2
+    assert 0 < rounds.attributes["rag.num_accepted_tokens"] <= rounds.attributes["rag.num_draft_tokens"]
+    assert spans["queue"].start_ns <= spans["prefill"].start_ns < rounds.start_ns < rounds.end_ns
+
+
 def test_killing_the_draft_in_mid_answer_changes_nothing_but_speed(client: openai.OpenAI) -> None:
     before, _ = streamed(client)
     pid = replica("Draft")["pid"]
@@ -193,6 +241,20 @@ def test_alpha_and_p95_are_in_the_metrics_and_the_report(client: openai.OpenAI, 
     assert 'rag_request_seconds_bucket{domain="finance",le="' in metrics
     assert 'rag_spec_accepted_tokens_total{domain="finance",drafter="model"}' in metrics
     assert re.search(r"^rag_draft_breaker_open\{replica=", metrics, re.MULTILINE)
+
+
+def test_a_failed_ingestion_is_in_the_metrics(http: httpx.Client) -> None:
+    def failed() -> tuple[float, float]:
+        text = http.get("/metrics").text
+        jobs = re.search(r'^rag_ingestion_jobs_total\{state="failed"\} (\S+)$', text, re.MULTILINE)
+        documents = re.search(r"^rag_ingestion_failed_documents_total (\S+)$", text, re.MULTILINE)
+        return float(jobs.group(1)) if jobs else -1.0, float(documents.group(1)) if documents else -1.0
+
+    wait(lambda: failed() == (0.0, 0.0), 30)
+    broken = {"files": ("broken.pdf", b"%PDF-1.4 and then nothing")}
+    job = http.post("/v1/documents", files=broken, data={"domain": "finance"}).json()
+    wait(lambda: http.get(f"/v1/jobs/{job['id']}").json()["state"] == "failed", 60)
+    wait(lambda: failed() == (1.0, 1.0), 30)
 
 
 def test_an_unstarted_request_outlives_its_target(client: openai.OpenAI) -> None:

@@ -13,6 +13,7 @@ from rag_service import telemetry
 from rag_service.record import RequestRecord
 from rag_service.target_load import TargetLoad
 from rag_service.telemetry import Telemetry
+from retrieval.types import JobCounts
 
 DOMAINS = ("finance", "medical", "legal", "software", "general")
 LOAD_GAUGES = (
@@ -41,8 +42,11 @@ LABELS = {
     "rag_request_log_pending": set(),
     "rag_request_log_failing": set(),
     "rag_request_log_dropped": set(),
+    "rag_ingestion_jobs": {"state"},
+    "rag_ingestion_failed_documents": set(),
+    "rag_ingestion_jobs_waiting": set(),
 }
-ORDER = ("domain", "outcome", "stage", "cause", "drafter", "position", "result", "replica",
+ORDER = ("domain", "outcome", "stage", "cause", "drafter", "position", "result", "replica", "state",
          "version", "target", "draft", "le")  # fmt: skip
 STATS = SpeculationStats(
     num_rounds=6, num_draft_tokens=14, num_accepted_tokens=8, num_rejections=2, tested_per_position=(5, 4),
@@ -89,6 +93,7 @@ def fill(metrics: Telemetry, domains: tuple[str, ...]) -> None:
     metrics.set_drift(dict.fromkeys(domains, False))
     metrics.set_breakers({f"replica-{number}": False for number in range(200)})
     metrics.set_load(TargetLoad(2, 1, 1, 9, 8, 4, 0.5, 1))
+    metrics.set_jobs(JobCounts(1, 2, 3, 4))
     metrics.set_build("0.1.0", "smol", "d1")
 
 
@@ -124,11 +129,25 @@ def test_series_are_bounded_whatever_clients_send() -> None:
         + 1  # build
         + len(LOAD_GAUGES)
         + 3  # request log
+        + 4  # ingestion
     )
     # Baselines exist for configured domains alone, and the second fill named none of them.
     assert len(samples(metrics)) == expected
     assert expected < 1500
     assert not any("made-up" in label for key in samples(metrics) for label in key)
+
+
+def test_jobs_are_shown_while_they_are_known() -> None:
+    metrics = Telemetry(DOMAINS)
+    assert not any("ingestion" in key[0] for key in samples(metrics))
+    metrics.set_jobs(JobCounts(num_waiting=1, num_succeeded=2, num_failed=3, num_failed_documents=4))
+    found = samples(metrics)
+    assert found["rag_ingestion_jobs_total", "succeeded"] == 2
+    assert found["rag_ingestion_jobs_total", "failed"] == 3
+    assert found["rag_ingestion_failed_documents_total",] == 4
+    assert found["rag_ingestion_jobs_waiting",] == 1
+    metrics.set_jobs(None)
+    assert not any("ingestion" in key[0] for key in samples(metrics))
 
 
 def test_counts_of_one_request() -> None:
