@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+
+import torch
 
 from retrieval.chunking import Chunk
 from retrieval.embedder import Encoding, SentenceEmbedder
@@ -25,18 +28,29 @@ class ChunkEncoder:
         self._sparse = sparse
         self._ranker = ranker
 
+    @property
+    def num_at_once(self) -> int:
+        """Calls that are worked on at the same time."""
+        return self._embedder.num_at_once
+
     @contextmanager
     def running(self) -> Iterator[Encode]:
         """A function that takes chunks and answers at once with what will be their encoding, in their order.
 
-        One thread runs the model, batch after batch; another packs what it made, while the caller reads,
-        cuts and writes. What was not begun when the caller leaves is dropped.
+        ``num_at_once`` threads run the model; another packs what they made, while the caller reads, cuts and
+        writes. What was not begun when the caller leaves is dropped.
         """
-        with ThreadPoolExecutor(1, "packing") as packing, ThreadPoolExecutor(1, "embedding") as embedding:
+        num_at_once = self.num_at_once
+        single = partial(torch.set_num_threads, 1) if num_at_once > 1 else None
+        embedding = ThreadPoolExecutor(num_at_once, "embedding", initializer=single)
+        with ThreadPoolExecutor(1, "packing") as packing, embedding:
             try:
                 yield lambda chunks: embedding.submit(self._encode, chunks, packing)
             finally:
                 embedding.shutdown(wait=True, cancel_futures=True)
+                if single is not None:
+                    # Each thread has its own number; this one is for threads that begin later.
+                    torch.set_num_threads(num_at_once)
 
     def _encode(self, chunks: Sequence[Chunk], packing: ThreadPoolExecutor) -> list[IndexedChunk]:
         made: dict[int, Future[IndexedChunk]] = {}

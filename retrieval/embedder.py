@@ -59,7 +59,7 @@ def pick_dtype(dtype: str, device: str) -> torch.dtype:
 
 
 class SentenceEmbedder:
-    """A sentence-transformers model. Safe to call from several threads; calls take turns."""
+    """A sentence-transformers model. Safe to call from several threads; only the tokenizer is one at a time."""
 
     def __init__(self, config: EmbedderConfig, cache_folder: Path | None = None) -> None:
         self._config = config
@@ -103,6 +103,12 @@ class SentenceEmbedder:
         return int(self._model.get_max_seq_length() or 512)
 
     @property
+    def num_at_once(self) -> int:
+        """Batches that are best computed at the same time: on a CPU one a core, each by a single thread, since
+        threads that share a batch wait for each other at every layer; on an accelerator one."""
+        return torch.get_num_threads() if self._model.device.type == "cpu" else 1
+
+    @property
     def hidden_size(self) -> int:
         """The width of token vectors."""
         transformer: Any = self._model[0]
@@ -137,13 +143,12 @@ class SentenceEmbedder:
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for start in range(0, len(order), self._config.batch_size):
             batch = order[start : start + self._config.batch_size]
-            with self._lock:
-                encodings = self._forward([texts[i] for i in batch])
-            yield from zip(batch, encodings, strict=True)
+            yield from zip(batch, self._forward([texts[i] for i in batch]), strict=True)
 
     @torch.inference_mode()
     def _forward(self, texts: list[str]) -> list[Encoding]:
-        features: dict[str, Any] = self._model.preprocess(texts)
+        with self._lock:  # a fast tokenizer refuses two callers at once
+            features: dict[str, Any] = self._model.preprocess(texts)
         features = {
             key: value.to(self._model.device) if isinstance(value, torch.Tensor) else value
             for key, value in features.items()

@@ -71,8 +71,8 @@ class Ingestion:
     ) -> Progress:
         """Ingest everything; a document that fails is recorded and the rest goes on.
 
-        While one batch of chunks is embedded, the one before is written and the one after is read and cut.
-        Memory stays bounded by these three: ``items`` may be a generator over any number of documents.
+        While batches of chunks are embedded (one, or one a core), the one before is written and the one after
+        is read and cut. Memory stays bounded by these: ``items`` may be a generator over any number of documents.
         """
         progress = Progress()
         with self._run_lock, self._encoder.running() as encode:
@@ -80,7 +80,7 @@ class Ingestion:
             num_unoptimized = 0
             for batch in self._batches(items, progress, on_progress, is_cancelled):
                 waiting.append((batch, encode([chunk for one in batch for chunk in one.chunks])))
-                if len(waiting) > 1:
+                if len(waiting) > self._encoder.num_at_once:
                     num_unoptimized += self._write(*waiting.popleft(), progress)
                     on_progress(progress)
                 if self._optimize_every and num_unoptimized >= self._optimize_every:
