@@ -14,6 +14,7 @@ from typing import Any
 
 from rag_service.acceptance_report import ALL, acceptance_report
 from rag_service.config import OTHER_DOMAIN, Settings
+from rag_service.gate_record import GateRecord
 from rag_service.question_set import AskedQuestion
 from rag_service.recorder import request_log_of
 from rag_service.report_query import ReportQuery
@@ -78,15 +79,27 @@ def logged_questions(
     return [AskedQuestion(_id(domain, text), domain, text) for domain, text, _ in rows]
 
 
+def rehearsed_questions(settings: Settings, window: str, domains: Collection[str]) -> list[AskedQuestion]:
+    """Questions of the other domains, at most 200 in all: a draft trained on one domain alone forgets the rest.
+
+    Empty when the log has none.
+    """
+    others = {*settings.service.domains, OTHER_DOMAIN} - set(domains)
+    try:
+        return logged_questions(settings, window, others, 200)
+    except ImprovementError:
+        return []
+
+
 def _id(domain: str, question: str) -> str:
     return "log-" + hashlib.sha256(f"{domain}\n{question}".encode()).hexdigest()[:16]
 
 
-def proposal(drafts: str, draft_folder: str, passed: bool, comparison: list[str]) -> str:
+def proposal(draft: str, new_folder: str, record: GateRecord, comparison: list[str]) -> str:
     """What to do with the new draft, as Markdown: nothing is rolled out by itself."""
-    lines = [f"# Proposal: roll out a new draft for {drafts}", ""]
+    lines = [f"# Proposal: replace the draft {draft}", ""]
     lines += [f"- {sentence}" for sentence in comparison]
-    if passed:
+    if record.passed:
         lines += [
             "",
             "The gate passed. To roll it out, set this in the configuration and redeploy one Draft replica first:",
@@ -94,9 +107,10 @@ def proposal(drafts: str, draft_folder: str, passed: bool, comparison: list[str]
             "```yaml",
             "draft:",
             "  draft:",
-            f"    model: {draft_folder}",
+            f"    model: {new_folder}",
             "```",
         ]
     else:
-        lines += ["", "The gate did not pass: keep the present draft."]
+        lines += ["", "The gate did not pass, so keep the present draft:", ""]
+        lines += [f"- {reason}" for reason in record.failures]
     return "\n".join(lines) + "\n"

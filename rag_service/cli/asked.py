@@ -54,6 +54,10 @@ HeadOption = Annotated[int, typer.Option("--head-size", min=0, help="Ids the hea
 MinutesOption = Annotated[
     float, typer.Option(min=0.1, help="Time to train, recording and measuring excluded.")
 ]
+DataMinutesOption = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="Time to record the target's answers; default: until all are there."),
+]
 WorkersOption = Annotated[int, typer.Option(min=1, help="Processes that run the target to record answers.")]
 
 Watch = Callable[[str, int, int], None]

@@ -9,6 +9,7 @@ import typer
 
 from rag_service.cli.asked import (
     ConfigOption,
+    DataMinutesOption,
     DocumentsOption,
     HeadOption,
     LayersOption,
@@ -56,10 +57,7 @@ def distill(
     num_layers: NumLayersOption = 4,
     head_size: HeadOption = 12288,
     minutes: MinutesOption = 90.0,
-    data_minutes: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Time to record the target's answers; default: until all are there."),
-    ] = None,
+    data_minutes: DataMinutesOption = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Train for so many steps, not by time.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 2e-3,
     workers: WorkersOption = 2,

@@ -9,6 +9,7 @@ import typer
 
 from rag_service.cli.asked import (
     ConfigOption,
+    DataMinutesOption,
     DocumentsOption,
     HeadOption,
     LayersOption,
@@ -103,6 +104,7 @@ def improve(
     questions: QuestionsOption = None,
     documents: DocumentsOption = None,
     minutes: MinutesOption = 30.0,
+    data_minutes: DataMinutesOption = None,
     workers: WorkersOption = 2,
     min_alpha: MinAlphaOption = 0.7,
     config: ConfigOption = None,
@@ -114,7 +116,9 @@ def improve(
     """
     from rag_service.cli.improving import improve as run
 
-    result, shown = run(work, since, domain or [], questions, documents, minutes, workers, min_alpha, config)
+    result, shown = run(
+        work, since, domain or [], questions, documents, minutes, workers, min_alpha, config, data_minutes
+    )
     emit(result, shown, as_json=as_json)
 
 

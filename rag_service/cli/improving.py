@@ -22,6 +22,7 @@ def improve(
     workers: int,
     min_alpha: float,
     config: Path | None,
+    data_minutes: float | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Everything up to the proposal; the result and the proposal's text.
 
@@ -39,10 +40,10 @@ def improve(
     with bars() as watch:
         chosen = _domains(settings, since, domains)
         prompts = _prompts(settings, work, since, chosen, questions, documents, watch)
-        current = load_pair(settings)
-        new_folder = _distil(settings, work, prompts, minutes, workers, watch)
-        renewed = load_pair(with_models(settings, None, str(new_folder)))
         held_out = _held_out(prompts)
+        current = load_pair(settings)
+        new_folder = _distil(settings, work, prompts, (minutes, data_minutes), workers, watch)
+        renewed = load_pair(with_models(settings, None, str(new_folder)))
         alone = Setup("colocated", passages=False, max_tokens=64)
         before, after = current.pair.run(held_out, alone), renewed.pair.run(held_out, alone)
         request = GateRequest(
@@ -51,12 +52,13 @@ def improve(
             renewed.draft,
             renewed.draft_fingerprint,
             min_alpha,
+            tuple(chosen),
             setup=replace(alone, passages=True),
         )
         record = run_gate(renewed.pair, held_out, request, watch)
     write_record(record, settings.data_folder / "gates")
     differences = compare_acceptance(before, after)
-    text = proposal(current.draft, str(new_folder), record.passed, [row.sentence for row in differences])
+    text = proposal(current.draft, str(new_folder), record, [row.sentence for row in differences])
     (work / "proposal.md").write_text(text, encoding="utf-8")
     result = {
         "domains": chosen,
@@ -92,7 +94,7 @@ def _prompts(
     watch: Watch,
 ) -> list[Any]:
     from generation.distillation.prompts import read_prompts
-    from rag_service.improvement import logged_questions
+    from rag_service.improvement import logged_questions, rehearsed_questions
     from rag_service.question_set import load_documents, service_prompts
 
     made = work / "prompts.jsonl"
@@ -101,15 +103,22 @@ def _prompts(
     if questions:
         every = asked_prompts(settings, questions, documents, limit=None, held_out=False, watch=watch)
         return [prompt for prompt in every if prompt.domain in domains]
-    asked = logged_questions(settings, since, domains)
+    asked = [*logged_questions(settings, since, domains), *rehearsed_questions(settings, since, domains)]
     return service_prompts(settings, asked, load_documents(list(documents or ())), watch)
 
 
 def _distil(
-    settings: Settings, work: Path, prompts: Sequence[Any], minutes: float, workers: int, watch: Watch
+    settings: Settings,
+    work: Path,
+    prompts: Sequence[Any],
+    times: tuple[float, float | None],
+    workers: int,
+    watch: Watch,
 ) -> Path:
+    """``times``: minutes to train, and to record the target's answers."""
     from generation.distillation.draft_model import is_draft_folder
     from generation.distillation.training import TrainingConfig
+    from rag_service.cli.distillation import tell
     from rag_service.distillation_plan import DistillationPlan, settings_of
     from rag_service.distilling import continue_from, distil
     from rag_service.draft_choice import draft_config, resolved
@@ -121,11 +130,11 @@ def _distil(
         raise ImprovementError("Only a draft made by rag-service draft create can be trained further.")
     target = Path(resolved(settings.engine.target, settings).model)
     # A trained draft needs gentler steps than a new one, or it forgets before it learns.
-    training = TrainingConfig(learning_rate=5e-4, minutes=minutes)
+    training = TrainingConfig(learning_rate=5e-4, minutes=times[0])
     name = Path(settings.engine.target.model).name
-    plan = DistillationPlan(target, name, work, training=training, workers=workers)
+    plan = DistillationPlan(target, name, work, training=training, workers=workers, data_minutes=times[1])
     draft, layers = continue_from(Path(config.model), target)
-    result = distil(plan, prompts, draft, layers, progress=watch)
+    result = distil(plan, prompts, draft, layers, progress=watch, report=tell)
     (work / "report.html").write_text(training_page(result, settings_of(plan)), encoding="utf-8")
     return result.draft_folder
 

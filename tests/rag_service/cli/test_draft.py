@@ -6,10 +6,13 @@ Retrieval is left out (prompts are given): its own tests hold it, and the packag
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tokenizers import Tokenizer
@@ -20,7 +23,10 @@ from typer.testing import CliRunner
 from generation.distillation.prompts import DistillationPrompt, is_held_out, write_prompts
 from rag_service import question_set
 from rag_service.cli import app
+from rag_service.config import Settings
+from rag_service.recorder import Recorder
 from tests.generation.distillation.conftest import VOCABULARY, make_prompts, make_target
+from tests.rag_service.records import simulated
 
 runner = CliRunner()
 
@@ -230,3 +236,46 @@ def test_bad_lines_are_named(target: Path, tmp_path: Path) -> None:
 def test_improvement_without_text_says_what_to_set(target: Path, tmp_path: Path) -> None:
     found = run("draft", "improve", "--work", tmp_path / "w", "--domain", "legal", status=1)
     assert "telemetry.keep_text" in found["error"]["message"]
+
+
+def test_improvement_goes_from_the_log_to_the_proposal(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red's α fell in the log: its questions and some of blue's are distilled on, gated, and no further."""
+
+    def made(settings: Any, asked: Sequence[Any], *others: Any) -> list[DistillationPrompt]:
+        rows = zip(asked, make_prompts(len(asked)), strict=True)
+        return [DistillationPrompt(q.id, q.domain, q.question, p.token_ids) for q, p in rows]
+
+    monkeypatch.setattr(question_set, "service_prompts", made)
+    draft = _created(target, tmp_path / "old", "--layers", "0,2", "--head-size", 0)
+    config = tmp_path / "service.yaml"
+    values = {
+        "service": {"domains": ["red", "blue"]},
+        "telemetry": {"keep_text": True, "retention_days": 30},
+        "engine": {"target": {"model": str(target)}},
+        "draft": {"draft": {"model": str(draft)}},
+    }
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    recorder = Recorder(Settings.load(config))
+    for domain, rates in (("red", (0.8, 0.4)), ("blue", (0.7, 0.7))):
+        for part, rate in enumerate(rates):
+            start = time.time() - 7200 + 3600 * part
+            for number, one in enumerate(simulated(np.random.default_rng(part), 100, rate, start=start)):
+                text = f"What about {domain} thing {number % 50}?"
+                recorder.record(
+                    replace(one, domain=domain, question=text, request_id=f"{domain}{part}-{number}")
+                )
+    recorder.close()
+    work = tmp_path / "work"
+    found = run(
+        "draft", "improve", "--work", work, "--since", "1d", "--config", config, "--minutes", 0.1,
+        "--data-minutes", 1, "--workers", 1, "--min-alpha", 0.99,
+    )  # fmt: skip
+    assert found["domains"] == ["red"]
+    assert {row["domain"] for row in found["comparison"]} == {"all", "red", "blue"}
+    assert found["gate"]["passed"] is False
+    assert found["gate"]["checks"][0]["name"] == "alpha/red"
+    text = (work / "proposal.md").read_text(encoding="utf-8")
+    assert "keep the present draft" in text
+    assert "α in red is" in text
