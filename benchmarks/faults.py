@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -303,7 +304,7 @@ async def measure(load: Load, chosen: dict[str, Fault]) -> dict[str, Any]:
 def main() -> int:
     """Run them; exit status 1 when a request was lost otherwise than with a retriable error."""
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--only", default="", help="faults whose name contains this")
+    arguments.add_argument("--only", default="", help="faults whose name this regular expression finds")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="rag-faults-") as folder, small_disk() as disk:
         log = {"telemetry.folder": str(disk / "log")} if disk else {}
@@ -314,7 +315,7 @@ def main() -> int:
             questions = [q.text for q in mixed(read_questions([CORPUS / "questions.jsonl"]), [], None, 0)]
             load = Load(service.url, model, questions)
             wanted = faults(load, disk, quick=chosen.quick)
-            wanted = {name: fault for name, fault in wanted.items() if chosen.only in name}
+            wanted = {name: fault for name, fault in wanted.items() if re.search(chosen.only, name)}
             rows = asyncio.run(measure(load, wanted))
     publish("faults", {"rows": rows}, chosen.json)
     good = all(set(row["lost"]) <= set(RETRIABLE) and not row["hanging"] for row in rows.values())
