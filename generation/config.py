@@ -109,4 +109,5 @@ class DraftConfig(Frozen):
     slot_length: int | None = None
     """Longest text a sequence may have here; None: as long as on the target."""
     force: Literal["no", "yes", "even_slow"] = "no"
-    """Serve a pair without a passing gate record (``yes``), even one gated below .6 (``even_slow``)."""
+    """Serve a pair without a passing gate record (``yes``), even one gated below .6 (``even_slow``, which
+    ``serve --allow-slow`` sets)."""

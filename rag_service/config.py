@@ -142,7 +142,7 @@ class TelemetryConfig(Frozen):
     """Keep questions and answers. Off: neither is ever written anywhere."""
     retention_days: int | None = Field(default=None, ge=1)
     baseline_file: Path | None = None
-    """Gated acceptance rates by domain that drift is judged against."""
+    """Gated acceptance rates by domain that drift is judged against; `null`: those of the pair's gate record."""
     trace: bool = False
     """Spans of each request over gateway, search, rerank, prefill and rounds, by OpenTelemetry. Off: they cost
     nothing."""
