@@ -78,43 +78,46 @@ def hardware(pair: Pair, gpu: Gpu) -> Hardware:
 
 
 def row(pair: Pair, gpu: Gpu, alpha: float, batch: int) -> dict[str, Any]:
-    """Of one pair on one type of GPU: rates of a target, what a draft feeds, cost, and replicas by rate."""
+    """Of one pair on one type of GPU: rates of a target, what a draft feeds, cost, and replicas by rate.
+
+    ``colocated``: draft and target share the GPU; ``apart``: the draft has one of the same type, look-ahead.
+    """
     steps = hardware(pair, gpu)
     k = 8 if alpha >= 0.8 else 5 if alpha >= 0.6 else 3
-    off = simulate(steps, "off", alpha, 0.0, batch, k)["rate"]
-    served = simulate(steps, "auto", alpha, ROUND_TRIP_MS / 1e3, batch, k)["rate"]
+    trip = ROUND_TRIP_MS / 1e3
+    rates = {
+        "off": simulate(steps, "off", alpha, 0.0, batch, k)["rate"],
+        "colocated": simulate(steps, "colocated", alpha, 0.0, batch, k)["rate"],
+        "apart": simulate(steps, "auto", alpha, trip, batch, k)["rate"],
+    }
     prefill = PROMPT_TOKENS * steps.target_row / 1e3
     # A request takes its share of a batch's decoding, and its prefill, in which the batch waits.
-    per_second = UTILISATION / (ANSWER_TOKENS / served + prefill)
-    plain_per_second = UTILISATION / (ANSWER_TOKENS / off + prefill)
-    branches = batch * TABLE_BRANCHES
-    table = steps.draft_step(2 * batch) + k * steps.draft_step(branches)
-    # A table takes the draft this long, and a verification the target that long: so many it feeds in time.
-    fed = max(1, int(steps.verification(batch * (k + 1)) / (table + ROUND_TRIP_MS / 1e3)))
-    targets_per_draft = fed if served > off * 1.02 else 0
-    hourly = gpu.price * (pair.num_gpus + (1 / targets_per_draft if targets_per_draft else 0.0))
+    per_second = {name: UTILISATION / (ANSWER_TOKENS / rate + prefill) for name, rate in rates.items()}
+    table = steps.draft_step(2 * batch) + k * steps.draft_step(batch * TABLE_BRANCHES)
+    # A table takes the draft so long, and a verification the target: so many it feeds in time; below 1 not one.
+    feeds = steps.verification(batch * (k + 1)) / (table + trip)
+    drafts_each = 1 / max(1, int(feeds))
+    gpus = {"off": pair.num_gpus, "colocated": pair.num_gpus, "apart": pair.num_gpus + drafts_each}
     return {
         "pair": pair.name,
         "gpu": gpu.name,
         "batch": batch,
-        "tokens_per_second_off": round(off),
-        "tokens_per_second": round(served),
-        "decode_seconds_off": round(ANSWER_TOKENS * batch / off, 2),
-        "decode_seconds": round(ANSWER_TOKENS * batch / served, 2),
-        "requests_per_second": round(per_second, 1),
-        "targets_per_draft": targets_per_draft,
-        "usd_per_million_tokens": round(hourly / (per_second * ANSWER_TOKENS * 3600) * 1e6, 2),
-        "usd_per_million_tokens_off": round(
-            gpu.price * pair.num_gpus / (plain_per_second * ANSWER_TOKENS * 3600) * 1e6, 2
-        ),
-        "replicas": {
-            str(rate): {
-                "targets": (targets := max(2, math.ceil(rate / per_second))),
-                "drafts": math.ceil(targets / targets_per_draft) if targets_per_draft else 0,
-            }
-            for rate in RATES
+        "tokens_per_second": {name: round(rate) for name, rate in rates.items()},
+        "decode_seconds": {name: round(ANSWER_TOKENS * batch / rate, 2) for name, rate in rates.items()},
+        "requests_per_second": {name: round(rate, 1) for name, rate in per_second.items()},
+        "usd_per_million_tokens": {
+            name: round(gpu.price * gpus[name] / (rate * ANSWER_TOKENS * 3600) * 1e6, 2)
+            for name, rate in per_second.items()
         },
+        "targets_per_draft": round(feeds, 1),
+        "replicas": {str(rate): replicas(rate, per_second["apart"], drafts_each) for rate in RATES},
     }
+
+
+def replicas(rate: float, per_second: float, drafts_each: float) -> dict[str, int]:
+    """Targets and drafts for ``rate`` requests a second; two targets at least, so that one may be away."""
+    targets = max(2, math.ceil(rate / per_second))
+    return {"targets": targets, "drafts": math.ceil(targets * drafts_each)}
 
 
 def main() -> None:

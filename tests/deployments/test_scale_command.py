@@ -78,6 +78,20 @@ def test_what_may_not_be_is_a_usage_error(target: DeploymentHandle[Any]) -> None
     assert num_running("Target") == 1
 
 
+def test_an_autoscaled_service_says_why_it_cannot_be_scaled(target: DeploymentHandle[Any]) -> None:
+    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1}}
+    bounds = {"min_replicas": 1, "max_replicas": 2}
+    draft = serve.deployment(name="Draft", num_replicas=1, **options)(IdleDraft)
+    scaled = serve.deployment(name="Target", autoscaling_config=bounds, **options)(Pair)
+    serve.run(scaled.bind("nowhere", draft.bind()), name=APPLICATION, route_prefix=None)
+    done = scale("target", "2")
+    assert done.returncode == 1
+    error = json.loads(done.stdout or done.stderr)["error"] if done.stdout else done.stderr
+    assert "Target cannot be scaled" in str(error)
+    assert "Traceback" not in done.stderr
+    assert num_running("Target") == 1
+
+
 def test_a_ray_that_is_not_there_is_said_at_once() -> None:
     with pytest.raises(StartError, match=r"No Ray answers at 127\.0\.0\.1:1"):
         connect(Settings(), "127.0.0.1:1")
