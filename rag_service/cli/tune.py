@@ -25,6 +25,7 @@ from rag_service.cli.asked import (
 )
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note
 
+_ALWAYS = ("mode", "draft", "K", "α", "τ", "speed-up")
 sweeps = typer.Typer(invoke_without_command=True)
 """Other modules add their sweeps here."""
 
@@ -167,12 +168,23 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(results: list[Any], best: Any, costs: Any) -> Any:
+    from rich.box import SIMPLE
     from rich.console import Group
     from rich.table import Table
 
     from rag_service.tuning_report import HEAD, cells, costs_text, title_of
 
-    table = Table(*HEAD, title="Speculative decoding, by the clock", title_justify="left")
+    rows = {id(one): cells(one) for one in results}
+    # A terminal is narrow: what is the same in every row, and what the report has beside it, is left out.
+    shown = [
+        number
+        for number, name in enumerate(HEAD)
+        if name != "tokens/s" and (name in _ALWAYS or len({row[number] for row in rows.values()} - {""}) > 1)
+    ]
+    table = Table(title="Speculative decoding, by the clock", title_justify="left", box=SIMPLE)
+    for number in shown:
+        table.add_column(HEAD[number], overflow="fold")
     for one in sorted(results, key=lambda result: -(result.speed_up or 0.0)):
-        table.add_row(*cells(one), style="bold green" if one is best else None)
+        style = "bold green" if one is best else None
+        table.add_row(*(rows[id(one)][number] for number in shown), style=style)
     return Group(table, costs_text(costs), f"Recommended: {title_of(best)}.")
