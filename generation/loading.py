@@ -11,22 +11,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from generation.attention import ATTENTION_NAME
 from generation.config import ModelConfig
 from generation.decoder import FusedDecoder, can_fuse
+from generation.errors import ModelNotUsable as ModelNotUsable
+from generation.errors import first_line
 from generation.fingerprint import fingerprint
 from generation.kv_cache import CacheShape
 from generation.model_runner import LoadedModel
 from generation.packing import PackedLinear, can_pack, pack_linears
+from generation.tokenizer import load_tokenizer as load_tokenizer
 
 _INT4_GROUP = 32
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-class ModelNotUsable(Exception):
-    """A model cannot be loaded or paired; ``str()`` is one clear sentence."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -118,17 +117,6 @@ def load_draft(config: ModelConfig, target: ModelConfig) -> LoadedModel:
     )
 
 
-def load_tokenizer(model: str, revision: str | None = None) -> Any:
-    """The model's own tokenizer (transformers), from a folder, a GGUF file or a hub id."""
-    path = Path(model)
-    try:
-        if path.suffix == ".gguf":
-            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        return AutoTokenizer.from_pretrained(model, revision=revision)
-    except (OSError, ValueError) as error:
-        raise ModelNotUsable(f"No tokenizer could be loaded from {model}: {_first_line(error)}") from error
-
-
 def cache_shape(text_config: Any, dtype: torch.dtype, device: torch.device) -> CacheShape:
     """Keys and values per layer, from a transformers configuration."""
     num_heads = int(text_config.num_attention_heads)
@@ -148,7 +136,7 @@ def _pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
         else:
             model = AutoModelForCausalLM.from_pretrained(config.model, revision=config.revision, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelNotUsable(f"The model {config.model} could not be loaded: {_first_line(error)}") from error
+        raise ModelNotUsable(f"The model {config.model} could not be loaded: {first_line(error)}") from error
     model.train(False).requires_grad_(False)
     return model
 
@@ -222,10 +210,6 @@ def _logit_scale(text_config: Any) -> float:
     if hasattr(text_config, "logits_scaling"):
         return 1.0 / float(text_config.logits_scaling)
     return float(getattr(text_config, "logit_scale", 1.0))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def check_pair(target_tokenizer: Any, draft_tokenizer: Any, target: str, draft: str) -> None:

@@ -30,12 +30,10 @@ class ChatTokenizer(Protocol):
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> ChatTokenizer:
-    """The tokenizer of a local folder or hub id."""
-    from transformers import AutoTokenizer
+    """The tokenizer of a folder, GGUF file or hub id, as the engine loads it. Raises ``ModelNotUsable``."""
+    from generation.tokenizer import load_tokenizer as load
 
-    return cast(
-        ChatTokenizer, AutoTokenizer.from_pretrained(str(Path(model).expanduser()), revision=revision)
-    )
+    return cast(ChatTokenizer, load(str(Path(model).expanduser()), revision))
 
 
 def encode_text(tokenizer: ChatTokenizer, text: str) -> list[int]:
