@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from deployments.observed import observe
 from deployments.options import deployment_options
 from deployments.worker import Worker
 from generation.types import DraftRefusal, DraftReply, DraftRequest
@@ -42,6 +43,7 @@ class DraftReplica:
 
         from generation.drafters.model import DraftWorker
 
+        observe(settings)
         config = settings.draft
         torch.set_num_threads(max(1, config.draft.num_threads if config.draft else 1))
         self._config = config

@@ -9,10 +9,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import GeneratorHandle, RerankerHandle, RetrieverHandle
+from deployments.observed import observe
 from deployments.recorder_handle import RecorderHandle
 from rag_service.api import Backends, create_app
 from rag_service.config import Settings
-from rag_service.tracing import start_tracing
 
 
 class Gateway:
@@ -30,7 +30,7 @@ class Gateway:
         target: DeploymentHandle[Any],
         recorder: DeploymentHandle[Any],
     ) -> None:
-        start_tracing(settings.telemetry, "Gateway")
+        observe(settings)
         self._settings = settings
         retriever_handle = RetrieverHandle(retriever)
         generator = GeneratorHandle(target, settings.deployments.gateway.retry_unstarted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deployments.observed import observe
 from deployments.refusal import Refusal
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
@@ -20,6 +21,7 @@ class RecorderReplica:
     log: neither waits for one."""
 
     def __init__(self, settings: Settings) -> None:
+        observe(settings)
         self._recorder = Recorder(settings)
         self._records = Worker("Recorder")
         self._reports = Worker("Recorder reports", stuck_after_seconds=600.0)

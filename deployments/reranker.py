@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from deployments.batcher import Batcher
+from deployments.observed import observe
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
-from rag_service.tracing import span, start_tracing
+from rag_service.tracing import span
 from retrieval.types import Passage, Reranker, ScoredPassage
 
 Pair = tuple[str, Sequence[Passage]]
@@ -30,7 +31,7 @@ class RerankerReplica:
         # Here, not above: the process that builds the application imports this module and needs no torch.
         from retrieval.reranker import load_reranker
 
-        start_tracing(settings.telemetry, "Reranker")
+        observe(settings)
         config = settings.retrieval
         self._reranker = reranker or load_reranker(config, settings.cache_folder)
         self._worker = Worker("Reranker")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.observed import observe
 from deployments.worker import Worker, busy
 from rag_service.config import Settings
-from rag_service.tracing import past_spans, span, start_tracing
+from rag_service.tracing import past_spans, span
 from retrieval.types import (
     Document,
     DocumentInfo,
@@ -32,7 +33,7 @@ class RetrieverReplica:
         # Here, not above: the process that builds the application imports this module and needs no torch.
         from retrieval.service import RetrievalService
 
-        start_tracing(settings.telemetry, "Retriever")
+        observe(settings)
         self._service = RetrievalService(settings.retrieval, settings.cache_folder, settings.data_folder)
         self._searches = Worker("Retriever", num_threads=NUM_SEARCH_THREADS)
         self._management = Worker("Retriever management", stuck_after_seconds=600.0)

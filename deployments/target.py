@@ -22,11 +22,11 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.answer_span import AnswerSpan
 from deployments.draft_link import ServeDraftLink
+from deployments.observed import observe
 from deployments.options import deployment_options
 from generation.types import GenerationChunk, GenerationError, GenerationRequest
 from rag_service.config import Settings
 from rag_service.draft_choice import choose_draft, load_colocated, resolved
-from rag_service.tracing import start_tracing
 
 logger = logging.getLogger(__name__)
 STUCK_SECONDS = 120.0
@@ -44,7 +44,7 @@ class TargetReplica:
         from generation.engine import Engine
         from generation.loading import load_model, load_tokenizer
 
-        start_tracing(settings.telemetry, "Target")
+        observe(settings)
         config = settings.engine
         torch.set_num_threads(max(1, config.target.num_threads))
         self._settings = settings

@@ -6,12 +6,17 @@ distilled draft is needed. What is tested does not depend on how good a draft is
 
 from __future__ import annotations
 
+import json
 import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -109,6 +114,13 @@ def replica(deployment: str) -> dict[str, Any]:
         serve.get_deployment_handle(deployment, "rag").status.remote().result(timeout_s=60)
     )
     return status
+
+
+def logged(deployment: str) -> list[dict[str, Any]]:
+    """Lines of a deployment's replicas, as Serve's JSON files have them."""
+    node: Any = ray._private.worker._global_node
+    files = Path(node.get_session_dir_path()).glob(f"logs/serve/replica_rag_{deployment}_*.log")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def streamed(
@@ -255,6 +267,34 @@ def test_a_failed_ingestion_is_in_the_metrics(http: httpx.Client) -> None:
     job = http.post("/v1/documents", files=broken, data={"domain": "finance"}).json()
     wait(lambda: http.get(f"/v1/jobs/{job['id']}").json()["state"] == "failed", 60)
     wait(lambda: failed() == (1.0, 1.0), 30)
+
+
+def test_status_watches_until_it_is_interrupted(service: RunningService) -> None:
+    """On a terminal of its own, as a person sees it."""
+    screen, terminal = pty.openpty()
+    command = "from rag_service.cli import main; main()"
+    arguments = [sys.executable, "-c", command, "status", "--url", service.url, "--watch", "--every", "0.2"]
+    watching = subprocess.Popen(arguments, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    times: set[bytes] = set()
+    ends_at = time.monotonic() + 120
+    while len(times) < 2:
+        assert time.monotonic() < ends_at, shown
+        shown += os.read(screen, 65536)
+        times = set(re.findall(rb"\d\d:\d\d:\d\d", shown))
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(timeout=60) == 0
+    os.close(screen)
+    assert b"ready" in shown
+    assert b"requests in flight" in shown
+    assert b"Traceback" not in shown
+
+
+def test_what_a_replica_warns_of_is_in_serves_json_log(service: RunningService) -> None:
+    warned = [line for line in logged("Target") if line["filename"] == "target.py"]
+    assert any("no gate record" in line["message"] for line in warned), warned
+    assert all(line["deployment"] == "rag_Target" for line in warned)
 
 
 def test_an_unstarted_request_outlives_its_target(client: openai.OpenAI) -> None:
