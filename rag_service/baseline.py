@@ -15,7 +15,7 @@ from typing import Any
 
 from rag_service.config import Settings
 from rag_service.draft_choice import draft_config, resolved
-from rag_service.gate_record import GateRecordError, find_record, model_fingerprint
+from rag_service.gate_record import GateRecordError, find_record, model_fingerprint, permission
 from rag_service.models import ModelError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,10 @@ def baselines_of(settings: Settings) -> dict[str, float]:
     except (GateRecordError, ModelError, OSError) as error:
         logger.warning("no baselines from the gate record: %s", error)
         return {}
-    return {} if record is None else _rates(record.as_dict(), folder)
+    # A draft that its gate keeps off proposes nothing: the service's own rate is then another thing.
+    if record is None or not permission(record, settings.draft.force, record.target, record.draft).allowed:
+        return {}
+    return _rates(record.as_dict(), folder)
 
 
 def read_baselines(path: Path) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from rag_service.baseline import BaselineError, baselines_of, read_baselines
 from rag_service.config import Settings
-from rag_service.gate_record import GateRecord, model_fingerprint, write_record
+from rag_service.gate_record import GateRecord, model_fingerprint, record_from, write_record
 from rag_service.recorder import Recorder
 from rag_service.report_query import ReportQueryError
 from rag_service.request_log import RequestLog
@@ -177,6 +178,16 @@ def test_the_gate_records_rates_are_what_drift_is_judged_against(tmp_path: Path)
     drift = recorder.acceptance({"window": "1d"})["domains"]["finance"]["drift"]
     recorder.close()
     assert (drift["direction"], drift["reference"], drift["rate_before"]) == ("fell", "baseline", 0.8)
+
+
+def test_a_draft_that_failed_its_gate_and_is_off_gives_no_baseline(tmp_path: Path) -> None:
+    settings = _gated(tmp_path)
+    path = next((tmp_path / "data" / "gates").glob("gate-*.json"))
+    record = record_from(json.loads(path.read_text(encoding="utf-8")))
+    write_record(replace(record, passed=False), path.parent)
+    assert baselines_of(settings) == {}
+    forced = settings.draft.model_copy(update={"force": "yes"})
+    assert baselines_of(settings.model_copy(update={"draft": forced})) == {"finance": 0.8}
 
 
 def test_the_record_of_another_pair_is_no_baseline(tmp_path: Path) -> None:
