@@ -104,6 +104,9 @@ class LimitsConfig(Frozen):
     """A URI of the ``limits`` library; ``redis://host:6379`` shares the counts between gateways."""
     max_in_flight: int = Field(default=32, ge=1)
     """Requests one gateway replica works on at once; beyond that it answers 429 with Retry-After."""
+    answer_within_seconds: float | None = Field(default=None, gt=0)
+    """A request that, by the measured rate, would take longer is refused with 429 at once, so that under overload
+    those taken are still in time. None: `service.request_deadline_seconds`."""
 
 
 class PromptConfig(Frozen):

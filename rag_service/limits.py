@@ -22,14 +22,16 @@ from rag_service.errors import ApiError
 logger = logging.getLogger(__name__)
 STORAGE_SECONDS = 0.5
 PAUSE_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 120.0
 
 
 class Gate:
     """A bounded number of requests at work. Beyond it the answer is 429 at once, with a time to come back.
 
-    That time comes from the measured rate at which requests end, counting those already sent away: the tenth
-    to be refused is told to wait ten times as long as the first. A request that by this rate would not be done
-    within ``deadline_seconds`` is refused too: work that ends too late is capacity lost to those in time.
+    That time comes from the measured rate at which requests end, and nobody is told the same time twice: the
+    tenth to be refused is told to wait ten times as long as the first. Times that have passed hold nobody up.
+    A request that by this rate would not be done within ``deadline_seconds`` is refused too: work that ends too
+    late is capacity lost to those in time.
     """
 
     def __init__(self, max_in_flight: int, deadline_seconds: float = math.inf) -> None:
@@ -38,7 +40,7 @@ class Gate:
         self._ends: deque[float] = deque(maxlen=64)
         self._busy_seconds = 0.0
         self._seen = time.monotonic()
-        self._refused = 0.0
+        self._promised_at = 0.0
         self.num_in_flight = 0
 
     def enter(self) -> None:
@@ -53,17 +55,20 @@ class Gate:
         """Give the place back."""
         self._ends.append(self._busy())
         self.num_in_flight -= 1
-        self._refused = max(0.0, self._refused - 1.0)
 
     def refusal(self, message: str) -> ApiError:
         """The 429 for a request that nothing here has room for, from whichever queue is full."""
-        self._refused = min(self._refused + 1.0, 1000.0)
-        return ApiError(429, message, code="overloaded", headers=retry_headers(self.wait_seconds()))
+        wait = self.wait_seconds()
+        self._promised_at = time.monotonic() + wait
+        return ApiError(429, message, code="overloaded", headers=retry_headers(wait))
 
     def wait_seconds(self) -> float:
-        """How long until a place is free for the request refused last."""
+        """How long until a place is free that has been promised to no refused request."""
         rate = self._rate()
-        return 1.0 if rate is None else min(max(self._refused, 1.0) / rate, 120.0)
+        if rate is None:
+            return 1.0
+        ahead = max(0.0, self._promised_at - time.monotonic())
+        return min(ahead + 1.0 / rate, LONGEST_WAIT_SECONDS)
 
     def _busy(self) -> float:
         """A clock that runs only while there is work: an idle night must not look like a slow service."""

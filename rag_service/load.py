@@ -37,7 +37,8 @@ class Question:
 class LoadPlan:
     """A bounded load. ``rate`` None is a closed loop of ``concurrency``; given, an open loop of that many
     requests a second with at most ``concurrency`` in flight. ``arms``: name → fields put into each request.
-    ``num_questions`` are asked in every arm; ``max_seconds`` ends the run early with what there is."""
+    ``num_questions`` are asked in every arm; ``max_seconds`` ends the run early with what there is.
+    ``num_retries``: so often a request answered 429 comes back when it was told to; its time counts on."""
 
     url: str
     model: str
@@ -51,6 +52,7 @@ class LoadPlan:
     num_warmup: int = 2
     max_seconds: float = 600.0
     request_seconds: float = 120.0
+    num_retries: int = 0
     api_key: str | None = None
     seed: int = 0
 
@@ -83,6 +85,8 @@ class Sample:
     num_tokens: int = 0
     timings: dict[str, float] = field(default_factory=dict)
     speculation: dict[str, Any] = field(default_factory=dict)
+    retry_after_seconds: tuple[float, ...] = ()
+    """What each 429 on the way told the client to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +114,9 @@ async def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] = lambda 
                 if time.monotonic() >= ends_at:
                     return LoadResult(plan, samples, busy, ended_early=True)
                 started = time.monotonic()
-                samples += await _run_block(client, plan, str(arm), block, rng, on_sample)
+                samples += await _run_block(client, plan, str(arm), block, rng, ends_at, on_sample)
                 busy[str(arm)] += time.monotonic() - started
-    return LoadResult(plan, samples, busy, ended_early=False)
+    return LoadResult(plan, samples, busy, ended_early=len(samples) < plan.num_requests)
 
 
 def _client(plan: LoadPlan) -> httpx.AsyncClient:
@@ -128,7 +132,8 @@ def _client(plan: LoadPlan) -> httpx.AsyncClient:
 
 
 def _blocks(plan: LoadPlan) -> Iterator[list[int]]:
-    size = max(4, 4 * plan.concurrency)
+    # A single arm takes turns with none: an open loop that waited for its own queue to drain would be none.
+    size = max(4, 4 * plan.concurrency) if len(plan.arms) > 1 else plan.num_questions
     for start in range(0, plan.num_questions, size):
         yield list(range(start, min(start + size, plan.num_questions)))
 
@@ -139,21 +144,25 @@ async def _run_block(
     arm: str,
     block: Sequence[int],
     rng: np.random.Generator,
+    ends_at: float,
     on_sample: Callable[[Sample], None],
 ) -> list[Sample]:
     gate = asyncio.Semaphore(plan.concurrency)
     gaps = rng.exponential(1.0 / plan.rate, len(block)) if plan.rate else np.zeros(len(block))
     begun = time.monotonic()
 
-    async def one(index: int, after: float) -> Sample:
+    async def one(index: int, after: float) -> Sample | None:
         due = begun + after
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        await asyncio.sleep(max(0.0, min(due, ends_at) - time.monotonic()))
         async with gate:
+            if time.monotonic() >= ends_at:
+                return None
             sample = await _ask(client, plan, arm, index, due if plan.rate else None)
         on_sample(sample)
         return sample
 
-    return list(await asyncio.gather(*map(one, block, np.cumsum(gaps))))
+    asked = await asyncio.gather(*map(one, block, np.cumsum(gaps)))
+    return [sample for sample in asked if sample is not None]
 
 
 async def _ask(
@@ -166,6 +175,9 @@ async def _ask(
     try:
         async with asyncio.timeout(plan.request_seconds):
             error = await _stream(client, _body(plan, arm, question), answer)
+            while error == "http_429" and 0 < len(answer.waits) <= plan.num_retries:
+                await asyncio.sleep(answer.waits[-1])
+                error = await _stream(client, _body(plan, arm, question), answer)
     except (TimeoutError, httpx.TimeoutException):
         error = "timeout"
     except httpx.HTTPError as problem:
@@ -179,6 +191,8 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, Any], answer: _Answ
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             await response.aread()
+            if wait := response.headers.get("retry-after"):
+                answer.waits.append(float(wait))
             return f"http_{response.status_code}"
         async for line in response.aiter_lines():
             data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
@@ -216,6 +230,7 @@ class _Answer:
         self._parts: list[str] = []
         self._metrics: dict[str, Any] = {}
         self._num_tokens = 0
+        self.waits: list[float] = []
 
     def add(self, event: dict[str, Any]) -> str | None:
         """Take one event; returns the code of an error event."""
@@ -244,4 +259,5 @@ class _Answer:
             self._num_tokens,
             {name: float(value) for name, value in timings.items() if value is not None},
             self._metrics.get("speculative_decoding") or {},
+            tuple(self.waits),
         )

@@ -36,7 +36,7 @@ def load_tabulars(report: Mapping[str, Any]) -> list[Tabular]:
     found = [
         Tabular(
             f"Load: {load_of(report)}",
-            ["arm", "requests", "errors", "requests/s", "tokens/s", "α", "95 % interval", "mean length"],
+            ["arm", "requests", "errors", "req/s", "tok/s", "α", "95 % interval", "mean length"],
             [
                 [
                     name,
@@ -65,6 +65,7 @@ def load_tabulars(report: Mapping[str, Any]) -> list[Tabular]:
                 [name, domain, str(figures["num_tested_requests"]), *_acceptance_cells(figures)]
                 for name, arm in arms.items()
                 for domain, figures in arm["domains"].items()
+                if figures["num_tested_requests"]
             ],
         ),
     ]

@@ -67,7 +67,10 @@ def create_app(
         tokenizer=tokenizer,
         gatekeeper=Gatekeeper(settings),
         limiter=RateLimiter(settings.limits),
-        gate=Gate(settings.limits.max_in_flight, settings.service.request_deadline_seconds),
+        gate=Gate(
+            settings.limits.max_in_flight,
+            settings.limits.answer_within_seconds or settings.service.request_deadline_seconds,
+        ),
     )
     install_handlers(app)
     for noun in (chat, search, documents, models, reports, health, pages):

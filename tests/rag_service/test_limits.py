@@ -96,5 +96,30 @@ def test_a_request_that_would_be_late_is_refused_unless_nothing_is_at_work(
         gate.enter()
 
 
+def test_a_long_overload_that_is_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("rag_service.limits.time.monotonic", lambda: now[0])
+    gate = Gate(1)
+    for _ in range(10):
+        gate.enter()
+        now[0] += 0.5
+        gate.leave()
+    gate.enter()
+    waits = [_wait_of(gate) for _ in range(500)]
+    assert max(waits) == 120.0
+    gate.leave()
+    now[0] += 300.0  # nobody asks for five minutes, so nobody stands in front any more
+    gate.enter()
+    assert _wait_of(gate) < 1.0
+
+
 def test_a_gate_that_knows_nothing_says_a_second() -> None:
-    assert Gate(1).wait_seconds() == 1.0
+    gate = Gate(1)
+    gate.enter()
+    assert _wait_of(gate) == 1.0
+
+
+def _wait_of(gate: Gate) -> float:
+    with pytest.raises(ApiError) as refused:
+        gate.enter()
+    return int(refused.value.headers["retry-after-ms"]) / 1000

@@ -85,6 +85,27 @@ async def test_errors_are_counted_by_code(make_settings: MakeSettings, fakes: Fa
     assert load_html_of(gone)
 
 
+async def test_a_refused_request_comes_back_when_told_to(make_settings: MakeSettings, fakes: Fakes) -> None:
+    fakes.generator.delay_seconds = 0.02
+    questions = {"num_questions": 4, "concurrency": 2, "num_warmup": 0, "arms": {"auto": {}}}
+    async with serving(make_settings(limits={"max_in_flight": 1}), fakes) as address:
+        refused = (await run_load(plan_of(address, **questions))).samples
+        returned = (await run_load(plan_of(address, **questions, num_retries=50))).samples
+    assert {sample.error for sample in refused} == {None, "http_429"}
+    assert all((sample.error is None) == (not sample.retry_after_seconds) for sample in refused)
+    assert {sample.error for sample in returned} == {None}
+    assert any(sample.retry_after_seconds for sample in returned)
+
+
+async def test_an_open_loop_of_one_arm_does_not_wait_for_its_own_queue(address: str, fakes: Fakes) -> None:
+    running: list[int] = []
+    fakes.generator.delay_seconds = 0.02
+    fakes.generator.on_request = lambda request: running.append(fakes.generator.num_running)
+    await run_load(plan_of(address, arms={"auto": {}}, rate=500.0, num_questions=24, concurrency=24))
+    # 24 requests due within a twentieth of a second are all under way before one of them is through.
+    assert max(running) > 16
+
+
 async def test_time_limit_ends_the_run(address: str) -> None:
     result = await run_load(plan_of(address, max_seconds=0.0))
     assert result.ended_early
