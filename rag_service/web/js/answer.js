@@ -19,6 +19,8 @@ export class Answer {
     this.tinted = false;
     this.origins = null;
     this.frame = 0;
+    this.asked = performance.now();
+    this.first = null;
     this.text = element("div", { class: "prose writing" });
     this.state = element("p", { class: "state" }, "Searching the documents…");
     this.list = element("ol", { class: "sources", "aria-label": "Sources", hidden: true });
@@ -39,7 +41,10 @@ export class Answer {
     }
     this.metrics = chunk.metrics ?? this.metrics;
     this.usage = chunk.usage ?? this.usage;
-    if (this.content) this.state.hidden = true;
+    if (this.content) {
+      this.state.hidden = true;
+      this.first ??= performance.now();
+    }
     this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.show(); });
   }
 
@@ -104,18 +109,28 @@ export class Answer {
     for (const item of this.list.children) {
       item.classList.toggle("uncited", !cited.has(Number(item.dataset.source)));
     }
-    if (this.metrics) {
-      this.end.append(stripOf({
-        metrics: this.metrics, usage: this.usage, tokens: this.tokens,
-        onTint: (shown) => { this.tinted = shown; this.show(); },
-      }));
-    }
+    if (this.metrics) this.strip(this.metrics, this.usage);
     this.onshow?.();
   }
 
+  /** The reader has stopped it. The service's figures come last and so never came: shown is what the page saw. */
   stop() {
     this.close();
     this.note("Stopped.");
+    if (!this.tokens.length || this.first === null) return;
+    const accepted = this.tokens.filter((token) => token.accepted).length;
+    const decode = (performance.now() - this.first) / 1000;
+    this.strip({
+      seen: true, accepted,
+      timings: { time_to_first_token_seconds: (this.first - this.asked) / 1000, decode_seconds: decode },
+    }, { completion_tokens: this.tokens.length });
+  }
+
+  strip(metrics, usage) {
+    this.end.append(stripOf({
+      metrics, usage, tokens: this.tokens,
+      onTint: (shown) => { this.tinted = shown; this.show(); },
+    }));
   }
 
   fail(message, retry) {

@@ -48,8 +48,19 @@ async function welcome() {
   } catch { /* a key without the right to list may still ask */ }
 }
 
+function atEnd() {
+  return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
+}
+
 function follow() {
-  if (scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR) scroll.scrollTop = scroll.scrollHeight;
+  if (atEnd()) scroll.scrollTop = scroll.scrollHeight;
+}
+
+/** What stands below a finished answer is taller than NEAR: whether to follow is asked before it is there. */
+function ending(show) {
+  const followed = atEnd();
+  show();
+  if (followed) scroll.scrollTop = scroll.scrollHeight;
 }
 
 async function ask(text) {
@@ -63,16 +74,16 @@ async function ask(text) {
   busy(true);
   try {
     await withKey(() => stream(answer, running.signal));
-    answer.finish();
+    ending(() => answer.finish());
     turns.push(answer);
     announce(`The answer is complete, with ${counted(answer.sources.length, "source")}.`);
   } catch (fault) {
     if (fault.name === "AbortError") {
-      answer.stop();
+      ending(() => answer.stop());
       if (answer.content && answer.node.isConnected) turns.push(answer);
       announce("Stopped.");
     } else {
-      answer.fail(sentence(fault), () => again(answer));
+      ending(() => answer.fail(sentence(fault), () => again(answer)));
       if (!(fault instanceof ServiceError)) throw fault;
     }
   } finally {

@@ -12,10 +12,10 @@ export function stripOf({ metrics, usage, tokens, onTint }) {
   const legend = element("span", { class: "legend", hidden: true });
   const tools = element("div", { class: "tools" });
   if (tokens.length) tools.append(tintToggle(tokens, legend, onTint));
-  const timed = STAGES.filter((name) => metrics.timings[`${name}_seconds`] !== undefined);
+  const timed = metrics.seen ? [] : STAGES.filter((name) => metrics.timings[`${name}_seconds`] !== undefined);
   if (timed.length) tools.append(stageToggle(metrics.timings, timed, stages));
   tools.append(legend);
-  return element("footer", { class: "strip" }, figures(metrics, usage), tools, stages);
+  return element("footer", { class: "strip" }, metrics.seen ? seenFigures(metrics, usage) : figures(metrics, usage), tools, stages);
 }
 
 function figures({ speculative_decoding: spec, timings }, usage) {
@@ -29,6 +29,21 @@ function figures({ speculative_decoding: spec, timings }, usage) {
     ["Tokens a round", decimal(spec.mean_acceptance_length)],
     ["Drafter", drafterName(spec.drafter)],
   ];
+  return listed(shown);
+}
+
+/** Of an answer that was stopped: what the page itself can tell. */
+function seenFigures({ accepted, timings }, usage) {
+  const speed = timings.decode_seconds > 0 ? usage.completion_tokens / timings.decode_seconds : null;
+  return listed([
+    ["First token", seconds(timings.time_to_first_token_seconds)],
+    ["Tokens/s", decimal(speed, 1)],
+    ["Tokens until stopped", count(usage.completion_tokens)],
+    ["Of them accepted", count(accepted)],
+  ]);
+}
+
+function listed(shown) {
   return element("dl", {}, ...shown.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 

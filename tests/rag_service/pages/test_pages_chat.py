@@ -93,9 +93,27 @@ def test_escape_stops_the_answer_and_frees_the_target(browser: Browser, open_pag
     assert browser.text(".note") == "Stopped."
     browser.until(lambda: site.fakes.generator.num_closed_early == 1, "the target to be freed")
     assert "books" not in browser.text(".prose")
+    # The service's figures never came; the page shows what it saw itself, and without scrolling.
+    figures = browser.text(".strip")
+    assert "Tokens until stopped" in figures
+    assert "Acceptance rate" not in figures
+    browser.picture("chat-stopped")
     site.fakes.generator.delay_seconds = 0.0
     ask(browser, "And on Sundays?")
+    answered(browser, 2)
+
+
+def test_the_figures_of_a_long_answer_are_in_sight_when_it_ends(
+    browser: Browser, open_page: OpenPage
+) -> None:
+    site = open_page()
+    site.fakes.generator.text = "The library opens at nine on weekdays.\n\n" * 40
+    ask(browser)
     answered(browser)
+    below = (
+        "const s = document.querySelector('#scroll'); return s.scrollHeight - s.scrollTop - s.clientHeight"
+    )
+    assert browser.js(below) < 2
 
 
 def test_a_second_turn_carries_the_first_without_its_markers(browser: Browser, open_page: OpenPage) -> None:
