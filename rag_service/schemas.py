@@ -103,9 +103,9 @@ class ResponseFormat(Body):
 
     @property
     def grammar(self) -> str | None:
-        """The schema as text; ``{}`` for any JSON; None for text."""
+        """The schema as text; any object for ``json_object``, as OpenAI promises; None for text."""
         if self.type == "json_object":
-            return "{}"
+            return json.dumps({"type": "object"})
         return json.dumps(self.json_schema.schema_, sort_keys=True) if self.json_schema else None
 
 

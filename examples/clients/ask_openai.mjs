@@ -17,7 +17,7 @@ const stream = await client.chat.completions.create({
 });
 
 for await (const chunk of stream) {
-  for (const source of chunk.sources ?? []) console.log(`[${source.index}] ${source.title} (${source.url})`);
+  for (const source of chunk.sources ?? []) console.log(`[${source.index}] ${source.title || source.document_id} (${source.url})`);
   for (const choice of chunk.choices) process.stdout.write(choice.delta.content ?? "");
   if (chunk.metrics) {
     const { acceptance_rate, drafter } = chunk.metrics.speculative_decoding;

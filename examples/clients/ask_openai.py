@@ -29,7 +29,7 @@ def main(question: str = QUESTION, domain: str | None = None) -> None:
     for chunk in stream:
         extra: dict[str, Any] = chunk.model_extra or {}
         for source in extra.get("sources", ()):
-            print(f"[{source['index']}] {source['title']} ({source['url']})")
+            print(f"[{source['index']}] {source['title'] or source['document_id']} ({source['url']})")
         for choice in chunk.choices:
             print(choice.delta.content or "", end="", flush=True)
         if "metrics" in extra:
