@@ -98,7 +98,11 @@ def rich_of(found: Tabular) -> Table:
     """A table for a terminal; rows that begin alike are kept together. Markup in cells shows as text."""
     table = Table(title=Text(found.title), title_justify="left")
     for name in found.header:
-        table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
+        # On a narrow terminal names fold, and headings of figures; a figure cut short would be a wrong one.
+        if name in _TEXT_COLUMNS:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     several = len({row[0] for row in found.rows}) < len(found.rows)
     for row, following in zip_longest(found.rows, found.rows[1:]):
         ends = several and following is not None and following[0] != row[0]

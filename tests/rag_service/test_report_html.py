@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from functools import cache
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import numpy as np
+from rich.console import Console
 
 from rag_service import plots
 from rag_service.report_html import html_of
+from rag_service.report_rendering import Tabular, rich_of
 from tests.rag_service.records import NOON, simulated
 from tests.rag_service.test_acceptance_report import report_of
 
@@ -87,3 +90,24 @@ def test_plots_are_well_formed_and_reproducible() -> None:
     ElementTree.fromstring(plots.percentiles_by_row([("a", {"p50": 1, "p95": 2, "p99": 3}), ("b", {})], "s"))
     ElementTree.fromstring(plots.lines_by_position({"a": [0.5, None, 0.2]}, "x", "y"))
     ElementTree.fromstring(plots.shares_by_row({"a": {}, "b": {"rejected": 2}}))
+
+
+def test_no_figure_is_cut_short_on_a_narrow_terminal() -> None:
+    draft = "smollm2-135m-instruct-draft@5964fe95"
+    header = [
+        "domain",
+        "draft",
+        "requests",
+        "α",
+        "95 % interval",
+        "accepted / drafted",
+        "mean length",
+        "tokens/s",
+    ]
+    row = ["finance", draft, "154", "0.789", "0.716–0.844", "0.566", "1.66", "20.4"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(rich_of(Tabular("Acceptance", header, [row])))
+    text = console.export_text()
+    assert "…" not in text
+    assert all(figure in text for figure in row[2:])
+    assert draft[-4:] in text
