@@ -16,6 +16,8 @@ const conversation = byId("conversation");
 let turns = [];
 let model = null;
 let running = null;
+let following = true;
+let lastTop = 0;
 
 async function start() {
   installKeyring(learn);
@@ -52,15 +54,15 @@ function atEnd() {
   return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
 }
 
-function follow() {
-  if (atEnd()) scroll.scrollTop = scroll.scrollHeight;
+/** Only a reader who scrolls up stops the page from following: an answer may grow by more than NEAR at once. */
+function scrolled() {
+  if (scroll.scrollTop < lastTop) following = atEnd();
+  else if (atEnd()) following = true;
+  lastTop = scroll.scrollTop;
 }
 
-/** What stands below a finished answer is taller than NEAR: whether to follow is asked before it is there. */
-function ending(show) {
-  const followed = atEnd();
-  show();
-  if (followed) scroll.scrollTop = scroll.scrollHeight;
+function follow() {
+  if (following) scroll.scrollTop = scroll.scrollHeight;
 }
 
 async function ask(text) {
@@ -69,21 +71,22 @@ async function ask(text) {
   byId("welcome").hidden = true;
   byId("new-conversation").hidden = false;
   conversation.append(answer.node);
-  scroll.scrollTop = scroll.scrollHeight;
+  following = true;
+  follow();
   running = new AbortController();
   busy(true);
   try {
     await withKey(() => stream(answer, running.signal));
-    ending(() => answer.finish());
+    answer.finish();
     turns.push(answer);
     announce(`The answer is complete, with ${counted(answer.sources.length, "source")}.`);
   } catch (fault) {
     if (fault.name === "AbortError") {
-      ending(() => answer.stop());
+      answer.stop();
       if (answer.content && answer.node.isConnected) turns.push(answer);
       announce("Stopped.");
     } else {
-      ending(() => answer.fail(sentence(fault), () => again(answer)));
+      answer.fail(sentence(fault), () => again(answer));
       if (!(fault instanceof ServiceError)) throw fault;
     }
   } finally {
@@ -157,6 +160,7 @@ byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
 });
+scroll.addEventListener("scroll", scrolled);
 question.addEventListener("input", sized);
 question.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
