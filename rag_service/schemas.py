@@ -69,6 +69,11 @@ class ChatMessage(Body):
         if isinstance(value, dict):
             if value.get("role") in ("tool", "function") or value.get("tool_calls"):
                 raise ValueError("messages of tools are not supported: the model calls no tools")
+            content = value.get("content")
+            for part in content if isinstance(content, list) else ():
+                kind = part.get("type") if isinstance(part, dict) else None
+                if isinstance(kind, str) and kind != "text":
+                    raise ValueError(f"content parts of type {kind[:64]!r} are not supported: the model reads text")
             return {key: item for key, item in value.items() if item is not None}
         return value
 
