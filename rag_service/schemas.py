@@ -73,7 +73,9 @@ class ChatMessage(Body):
             for part in content if isinstance(content, list) else ():
                 kind = part.get("type") if isinstance(part, dict) else None
                 if isinstance(kind, str) and kind != "text":
-                    raise ValueError(f"content parts of type {kind[:64]!r} are not supported: the model reads text")
+                    raise ValueError(
+                        f"content parts of type {kind[:64]!r} are not supported: the model reads text"
+                    )
             return {key: item for key, item in value.items() if item is not None}
         return value
 

@@ -42,7 +42,10 @@ def _question(make_settings: MakeSettings, **fields: Any) -> Question:
         ({"logprobs": True}, SamplingParams(logprobs=0, seed=1)),
         ({"logprobs": True, "top_logprobs": 3}, SamplingParams(logprobs=3, seed=1)),
         ({"logprobs": False}, SamplingParams(seed=1)),
-        ({"response_format": {"type": "json_object"}}, SamplingParams(json_schema="{}", seed=1)),
+        (
+            {"response_format": {"type": "json_object"}},
+            SamplingParams(json_schema='{"type": "object"}', seed=1),
+        ),
         (
             {
                 "response_format": {
@@ -97,7 +100,7 @@ def test_unknown_by_name_with_the_nearest() -> None:
         ({"messages": [{"role": "user", "content": " "}]}, "question is empty"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "x"}]}, "of tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "of type .image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
         ({"rag": {"top_k": 0}}, "greater than or equal to 1"),
         ({"rag": {"filters": {"a": {"b": 1}}}}, "must be a text"),
         ({"modalities": ["audio"]}, "text"),
