@@ -24,6 +24,7 @@ import ray
 from harness import ROOT, parser, publish, say
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError
 from workload import held_out_prompts
 
 from deployments.draft import ROUTER
@@ -59,7 +60,10 @@ class Pair:
 
     async def kill(self) -> None:
         """The draft's process, as an out-of-memory killer would."""
-        found = await self._draft.broadcast("status").results_async(timeout_s=5, return_exceptions=True)
+        try:
+            found = await self._draft.broadcast("status").results_async(timeout_s=5, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return  # the last one killed has no successor yet
         for status in found:
             if isinstance(status, dict):
                 os.kill(status["pid"], signal.SIGKILL)
