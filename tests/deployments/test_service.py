@@ -117,10 +117,14 @@ def replica(deployment: str) -> dict[str, Any]:
 
 
 def logged(deployment: str) -> list[dict[str, Any]]:
-    """Lines of a deployment's replicas, as Serve's JSON files have them."""
+    """Lines of a deployment's replicas, as Serve's JSON files have them.
+
+    Other tests' applications in this Ray session log in plain text, each in a file of its own: those are left out.
+    """
     node: Any = ray._private.worker._global_node
     files = Path(node.get_session_dir_path()).glob(f"logs/serve/replica_rag_{deployment}_*.log")
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    texts = [file.read_text() for file in files]
+    return [json.loads(line) for text in texts if text.startswith("{") for line in text.splitlines()]
 
 
 def streamed(
