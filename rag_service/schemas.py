@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from generation.types import AcceptanceMethod
 from rag_service.config import CitationMode
@@ -49,6 +49,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def whole_characters(text: str) -> str:
+    """Refuse half a surrogate pair, which no encoding has; pydantic lets it by in a union."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text holds half of a surrogate pair, which is no character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(whole_characters)]
+
+
 class TextPart(Body):
     type: Literal["text"]
     text: str
@@ -58,7 +68,7 @@ class ChatMessage(Body):
     """One message. Content is text, or parts that are all text."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: Text | list[TextPart] | None = None
     name: str | None = Field(default=None, max_length=64, description="Accepted; the template has no names.")
     refusal: None = None
     annotations: list[Any] | None = Field(default=None, description="Of an earlier answer; not read.")
@@ -169,7 +179,7 @@ class ChatRequest(Body):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int | None = Field(default=None, ge=0)
     n: int | None = Field(default=None, ge=1)
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = Field(default=None, max_length=64)
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)

@@ -62,6 +62,9 @@ def serve(
     note("Stopped.")
 
 
+REFUSED = ("missing_api_key", "invalid_api_key", "insufficient_scope")
+
+
 def _work(
     url: str,
     ready_seconds: float,
@@ -75,10 +78,19 @@ def _work(
     result: dict[str, Any] = {"url": url, "ready_seconds": round(ready_seconds, 2)}
     note(f"Ready on {url} after {ready_seconds:.1f} s (chat page {url}/, API {url}/docs).")
     with Client(url, api_key) as client:
-        if corpus is not None:
-            result["corpus"] = _ingest(client, corpus)
-        if demo:
-            result["answer"] = _demonstrate(client, as_json=as_json)
+        try:
+            if corpus is not None:
+                result["corpus"] = _ingest(client, corpus)
+            if demo:
+                result["answer"] = _demonstrate(client, as_json=as_json)
+        except CommandError as error:
+            # Since keys exist the service asks for one. It runs, and is not to be ended for its own first question.
+            if once or error.code not in REFUSED:
+                raise
+            note(
+                f"{error} So no corpus was sent and no question asked; to have both, set RAG_SERVICE_API_KEY (or "
+                "--api-key) to a key with the scopes chat and ingest."
+            )
     if as_json:
         emit(result, as_json=True)
     if once:

@@ -98,6 +98,8 @@ def test_unknown_by_name_with_the_nearest() -> None:
         ({"response_format": {"type": "xml"}}, "json_object"),
         ({"messages": []}, "at least 1"),
         ({"messages": [{"role": "user", "content": " "}]}, "question is empty"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
+        ({"stop": ["\udfff"]}, "surrogate"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "x"}]}, "of tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
