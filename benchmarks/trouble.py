@@ -16,7 +16,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,12 +32,13 @@ from deployments.handles import GeneratorHandle
 from deployments.options import deployment_options
 from deployments.target import build_target
 from generation.distillation.prompts import DistillationPrompt
-from generation.types import GenerationChunk, GenerationRequest, SamplingParams
+from generation.types import GenerationRequest, SamplingParams
 from rag_service.config import Settings
 from tests.deployments.tiny_pair import FAULTS, FaultyDraft
 
 WINDOW = 2.0
 GOAL = 0.95
+NUM_TOKENS = 96
 KILLED = "killed every two seconds"
 
 
@@ -68,19 +69,14 @@ class Pair:
             if isinstance(status, dict):
                 os.kill(status["pid"], signal.SIGKILL)
 
-    async def stream(
-        self, prompt: DistillationPrompt, mode: str | None, num_tokens: int
-    ) -> list[GenerationChunk]:
-        sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    async def stream(self, prompt: DistillationPrompt, mode: str | None) -> AsyncIterator[tuple[int, ...]]:
+        """Token ids of one answer as they come."""
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
         request = GenerationRequest(
             f"{next(self._count)}", prompt.token_ids, sampling, domain=prompt.domain, mode=mode
         )
-        return [chunk async for chunk in self._timed(request)]
-
-    async def _timed(self, request: GenerationRequest) -> Any:
         async for chunk in self._target.generate(request):
-            self.arrivals.append((time.perf_counter(), len(chunk.token_ids)))
-            yield chunk
+            yield chunk.token_ids
 
     async def run(
         self,
@@ -91,7 +87,7 @@ class Pair:
         fault: str,
     ) -> dict[str, Any]:
         """Stream for ``seconds``, ``concurrency`` at once."""
-        self.arrivals: list[tuple[float, int]] = []
+        arrivals: list[tuple[float, int]] = []
         texts: dict[str, tuple[int, ...]] = {}
         failures: list[str] = []
         turn = itertools.cycle(prompts)
@@ -99,13 +95,15 @@ class Pair:
 
         async def stream() -> None:
             while time.perf_counter() < ends:
-                prompt = next(turn)
+                prompt, text = next(turn), list[int]()
                 try:
-                    chunks = await self.stream(prompt, mode, 96)
+                    async for ids in self.stream(prompt, mode):
+                        arrivals.append((time.perf_counter(), len(ids)))
+                        text += ids
                 except Exception as error:  # counted: what the benchmark looks for
                     failures.append(repr(error))
                     continue
-                texts[prompt.id] = tuple(i for chunk in chunks for i in chunk.token_ids)
+                texts[prompt.id] = tuple(text)
 
         async def killer() -> None:
             while fault == KILLED and time.perf_counter() < ends - 1:
@@ -115,8 +113,8 @@ class Pair:
         began = time.perf_counter()
         await asyncio.gather(*(stream() for _ in range(concurrency)), killer())
         return {
-            "tokens_per_second": rate(self.arrivals, began, ends),
-            "windows": windows(self.arrivals, began, ends),
+            "tokens_per_second": rate(arrivals, began, ends),
+            "windows": windows(arrivals, began, ends),
             "failures": failures,
             "texts": texts,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from rag_service.measurement import POOLED, RequestOutcome, by_domain, figures
+from rag_service.measurement import POOLED, RequestOutcome, by_domain, figures, ratio_parts
 from rag_service.statistics import Interval
 
 
@@ -115,7 +115,5 @@ def _paired(
 
 
 def _counts(outcome: RequestOutcome) -> tuple[float, float]:
-    counts = outcome.stats
-    if counts.acceptance_method == "block":
-        return counts.overlap_sum, float(counts.num_overlap)
-    return float(counts.num_accepted_tokens), float(counts.num_accepted_tokens + counts.num_rejections)
+    (accepted,), (tested,) = ratio_parts([outcome.stats])
+    return accepted, tested

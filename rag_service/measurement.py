@@ -212,8 +212,7 @@ def _failed(prompt_id: str, error: str) -> Exception:
 def figures(outcomes: Sequence[RequestOutcome]) -> AcceptanceFigures:
     """Figures over the given requests, pooled."""
     stats = [outcome.stats for outcome in outcomes]
-    blocks = any(one.acceptance_method == "block" for one in stats)
-    above, below = _ratio_parts(stats, blocks)
+    above, below = ratio_parts(stats)
     num_rounds = sum(one.num_rounds for one in stats)
     num_accepted = sum(one.num_accepted_tokens for one in stats)
     seconds = sum(outcome.seconds for outcome in outcomes)
@@ -236,14 +235,13 @@ def figures(outcomes: Sequence[RequestOutcome]) -> AcceptanceFigures:
 
 def cautious_interval(outcomes: Sequence[RequestOutcome]) -> Interval | None:
     """The interval of the acceptance rate that holds on few requests too: what a decision stands on."""
-    stats = [outcome.stats for outcome in outcomes]
-    return cautious_ratio_interval(
-        *_ratio_parts(stats, any(one.acceptance_method == "block" for one in stats))
-    )
+    return cautious_ratio_interval(*ratio_parts([outcome.stats for outcome in outcomes]))
 
 
-def _ratio_parts(stats: Sequence[SpeculationStats], blocks: bool) -> tuple[list[float], list[float]]:
-    if blocks:
+def ratio_parts(stats: Sequence[SpeculationStats]) -> tuple[list[float], list[float]]:
+    """What was accepted of each request and what was tested; overlaps once a block is among them, whose positions
+    are not tested one by one."""
+    if any(one.acceptance_method == "block" for one in stats):
         return [one.overlap_sum for one in stats], [float(one.num_overlap) for one in stats]
     accepted = [float(one.num_accepted_tokens) for one in stats]
     return accepted, [a + one.num_rejections for a, one in zip(accepted, stats, strict=True)]

@@ -32,10 +32,8 @@ def pooled_ratio(numerators: npt.ArrayLike, denominators: npt.ArrayLike) -> floa
 
 def mean_of_ratios(numerators: npt.ArrayLike, denominators: npt.ArrayLike) -> float | None:
     """The mean over requests of each request's own ratio; None when no request has one."""
-    above = np.asarray(numerators, dtype=np.float64)
-    below = np.asarray(denominators, dtype=np.float64)
-    known = below > 0
-    return float(np.mean(above[known] / below[known])) if known.any() else None
+    above, below = _informative(numerators, denominators)
+    return float(np.mean(above / below)) if len(above) else None
 
 
 def ratio_interval(
@@ -53,10 +51,7 @@ def ratio_interval(
     or every one 1, resampling would claim certainty; the exact binomial interval with one trial a request is
     given instead, which is wider than the truth rather than narrower.
     """
-    above = np.asarray(numerators, dtype=np.float64)
-    below = np.asarray(denominators, dtype=np.float64)
-    known = below > 0
-    above, below = above[known], below[known]
+    above, below = _informative(numerators, denominators)
     if len(above) < 2:
         return None
     if np.array_equal(above, below) or not above.any():
@@ -78,6 +73,16 @@ def ratio_interval(
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
+def _informative(
+    numerators: npt.ArrayLike, denominators: npt.ArrayLike
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Both as arrays, without the requests whose denominator is 0: they say nothing of the ratio."""
+    above = np.asarray(numerators, dtype=np.float64)
+    below = np.asarray(denominators, dtype=np.float64)
+    known = below > 0
+    return above[known], below[known]
+
+
 def cautious_ratio_interval(
     numerators: npt.ArrayLike, denominators: npt.ArrayLike, *, level: float = LEVEL
 ) -> Interval | None:
@@ -87,12 +92,9 @@ def cautious_ratio_interval(
     samples of two through and 7 % of eight, where 2.5 % are promised; Student's lets 4 % through.
     """
     found = ratio_interval(numerators, denominators, level=level)
-    above = np.asarray(numerators, dtype=np.float64)
-    below = np.asarray(denominators, dtype=np.float64)
-    known = below > 0
-    above, below = above[known], below[known]
-    if found is None or len(above) < 2:
-        return found
+    if found is None:
+        return None
+    above, below = _informative(numerators, denominators)
     rate = float(above.sum() / below.sum())
     residuals = above - rate * below
     error = math.sqrt(float(np.sum(residuals**2)) / (len(above) - 1) / len(above)) / float(below.mean())

@@ -11,7 +11,7 @@ from generation.drafters.link import DraftLink
 from generation.drafters.model import now_proposal
 from generation.drafters.track import Track
 from generation.sequence import Sequence
-from generation.types import NO_PROPOSAL, DraftProposal, DraftReply, LookaheadTable, PrefixMissing
+from generation.types import DraftProposal, DraftReply, LookaheadTable, PrefixMissing
 
 _NO_TIME = 30.0
 """Seconds a colocated draft may take: it computes on the caller's thread, so there is nothing to wait for."""
@@ -81,7 +81,7 @@ class Asking:
             track = tracks[sequence.request_id]
             k = min(track.decision.num_draft_tokens, sequence.num_remaining - 1)
             reach = self._controller.min_reach(track.decision.mode, sequence.request.domain, len(group))
-            requests.append(track.request(sequence, k, reach, proposal=NO_PROPOSAL))
+            requests.append(track.request(sequence, k, reach))
         link.send(requests)
         return link.receive([(request.request_id, request.round_id) for request in requests], seconds)
 

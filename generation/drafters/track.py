@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from generation.controller import Decision
 from generation.drafters.passages import Match, PassageDrafter
 from generation.sequence import Sequence
-from generation.types import DraftProposal, DraftRequest, Verification
+from generation.types import NO_PROPOSAL, DraftProposal, DraftRequest, Verification
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Track:
         min_reach: float,
         *,
         branches: int = 0,
-        proposal: DraftProposal,
+        proposal: DraftProposal = NO_PROPOSAL,
         fanout: tuple[int, ...] = (),
     ) -> DraftRequest:
         """A message to the draft with the ids it lacks; from here on it is believed to hold them."""

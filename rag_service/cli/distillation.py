@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -235,12 +236,14 @@ def _distilled(result: DistillationResult, work: Path, verified: Any) -> dict[st
 def _tables(result: DistillationResult, verified: Any) -> Any:
     from rich.console import Group
 
-    from rag_service.cli.tables import rich_table
+    from rag_service.report_rendering import rich_of
     from rag_service.training_report import before_and_after, verified_table
 
-    shown = [rich_table(before_and_after(result), "Held-out acceptance, the target's own answers given")]
+    offline = replace(before_and_after(result), title="Held-out acceptance, the target's own answers given")
+    shown = [rich_of(offline)]
     if verified is not None:
-        shown.append(rich_table(verified_table(verified), "By the service's verifier, without passages"))
+        found = replace(verified_table(verified), title="By the service's verifier, without passages")
+        shown.append(rich_of(found))
     return Group(
         *shown, f"The draft: {result.draft_folder}. Next: rag-service gate --draft {result.draft_folder}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,13 +118,13 @@ def _result(
 def _readable(result: dict[str, Any]) -> Any:
     from rich.console import Group
 
-    from rag_service.cli.tables import rich_table
+    from rag_service.report_rendering import rich_of
     from rag_service.training_report import verified_table
 
     shown: list[Any] = []
     for temperature, figures in result["temperatures"].items():
         title = f"{result['draft']} for {result['target']}, {result['drafters']}, temperature {temperature}"
-        shown.append(rich_table(verified_table(figures), title))
+        shown.append(rich_of(replace(verified_table(figures), title=title)))
     for temperature, rows in result.get("comparison", {}).items():
         shown += [f"Temperature {temperature}: {row['sentence']}" for row in rows]
     return Group(*shown)
