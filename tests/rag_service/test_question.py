@@ -102,7 +102,10 @@ def test_unknown_by_name_with_the_nearest() -> None:
         ({"stop": ["\udfff"]}, "surrogate"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "x"}]}, "of tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "parts of type",
+        ),
         ({"rag": {"top_k": 0}}, "greater than or equal to 1"),
         ({"rag": {"filters": {"a": {"b": 1}}}}, "must be a text"),
         ({"modalities": ["audio"]}, "text"),
