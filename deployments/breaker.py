@@ -78,14 +78,18 @@ class Breaker:
         total = failed + sum(outcome[1] for outcome in self._outcomes)
         return failed / total if total else None
 
+    @property
+    def would_allow(self) -> bool:
+        """What ``allow()`` would say, without taking a probe slot."""
+        state = self.state
+        return state == "closed" or (state == "half_open" and self._probes_running < self.config.probes)
+
     def allow(self) -> bool:
         """Whether to call now. In ``half_open`` a True takes one of the probe slots."""
-        state = self.state
-        if state == "closed":
-            return True
-        if state == "open" or self._probes_running >= self.config.probes:
+        if not self.would_allow:
             return False
-        self._probes_running += 1
+        if self.state != "closed":
+            self._probes_running += 1
         return True
 
     def record(self, num_ok: int, num_failed: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.breaker import Breakers
+from deployments.breaker import Breaker, Breakers
 from generation.drafters.link import Key, ReplyBox
 from generation.types import DraftReply, DraftRequest
 from generation.wire import Garbled, decode_replies, encode_requests, usable
@@ -42,6 +42,37 @@ class _Lane:
     sequences: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Exchange:
+    """One message to a lane and its answer, judged once: by what came, or when the engine gave it up.
+
+    A *probe* asks a replica behind an open breaker. Nobody waits for it, so a silent draft costs no round.
+    """
+
+    lane: _Lane
+    batch: list[DraftRequest]
+    breaker: Breaker
+    is_probe: bool
+    sent_at: float
+    is_judged: bool = False
+
+    def judge(self, num_good: int) -> None:
+        if not self.is_judged:
+            self.is_judged = True
+            self.breaker.record(num_good, len(self.batch) - num_good)
+
+    def answers(self, replies: Seq[DraftReply]) -> list[DraftReply]:
+        """Those that answer this message, each sequence once: the right round, the right length."""
+        lengths = {(r.request_id, r.round_id): r.confirmed_length for r in self.batch}
+        found: dict[Key, DraftReply] = {}
+        for reply in replies:
+            key = (reply.request_id, reply.round_id)
+            length = lengths.get(key)
+            if length is not None and getattr(reply, "confirmed_length", length) == length:
+                found.setdefault(key, reply)
+        return list(found.values())
+
+
 class ServeDraftLink:
     """See the module. Methods of ``DraftLink`` are called by the worker thread, coroutines by the loop."""
 
@@ -58,8 +89,9 @@ class ServeDraftLink:
         self._lanes = [_Lane(f"{name}/0")]
         self._lane_of: dict[str, _Lane] = {}
         self._num_replicas = 1
-        self._sent: dict[Key, tuple[float, int]] = {}
-        self.counts: Counter[str] = Counter()
+        self._asked: dict[str, _Exchange] = {}
+        self._deadline = REPLY_SECONDS
+        self.counts: Counter[str] = Counter(requests=0, in_time=0, late=0, withheld=0)
         self.bytes_sent = 0
         self.bytes_received = 0
         self.reply_seconds = 0.0
@@ -68,35 +100,60 @@ class ServeDraftLink:
 
     @property
     def is_open(self) -> bool:
-        """A replica is there and at least one lane's breaker is not firmly open."""
+        """A replica is there and at least one lane's breaker would let a message through."""
         with self._lock:
-            return self._num_replicas > 0 and any(self._state(lane) != "open" for lane in self._lanes)
+            return self._num_replicas > 0 and any(self._breaker(lane).would_allow for lane in self._lanes)
 
     def send(self, requests: Seq[DraftRequest]) -> None:
-        self._box.expect(requests)
         batches: dict[int, tuple[_Lane, list[DraftRequest]]] = {}
+        exchanges = []
         with self._lock:
             for request in requests:
                 lane = self._lane(request.request_id)
                 batches.setdefault(id(lane), (lane, []))[1].append(request)
-        for lane, batch in batches.values():
-            self.counts["requests"] += len(batch)
-            breaker = self._breakers[lane.replica or lane.session]
-            if not breaker.allow():
-                self.counts["withheld"] += len(batch)
-                continue
-            self._post(self._exchange(lane, batch))
+            for lane, batch in batches.values():
+                exchange = self._begin(lane, batch)
+                if exchange is not None:
+                    exchanges.append(exchange)
+        for exchange in exchanges:
+            self._box.expect(exchange.batch)
+            self._post(self._exchange(exchange))
+
+    def _begin(self, lane: _Lane, batch: list[DraftRequest]) -> _Exchange | None:
+        """A message to this lane, or None while its breaker lets none through: then nobody waits either."""
+        self.counts["requests"] += len(batch)
+        breaker = self._breaker(lane)
+        is_probe = breaker.state != "closed"
+        if not breaker.allow():
+            self.counts["withheld"] += len(batch)
+            return None
+        exchange = _Exchange(lane, batch, breaker, is_probe, time.monotonic())
+        self._asked.update({request.request_id: exchange for request in batch})
+        return exchange
 
     def receive(self, keys: Seq[Key], timeout_seconds: float) -> dict[str, DraftReply]:
-        replies = self._box.take(keys, timeout_seconds)
+        self._deadline = timeout_seconds
+        with self._lock:
+            asked = {request_id: self._asked.pop(request_id, None) for request_id, _ in keys}
+        probes = [key for key in keys if (exchange := asked[key[0]]) is not None and exchange.is_probe]
+        waited_for = [key for key in keys if key not in probes]
+        replies = self._box.take(waited_for, timeout_seconds) if waited_for else {}
+        if probes:
+            replies |= self._box.take(probes, 0.0)
         self.counts["in_time"] += len(replies)
-        self.counts["late"] += len(keys) - len(replies)
+        with self._lock:
+            for request_id, _ in waited_for:
+                exchange = asked[request_id]
+                if exchange is not None and request_id not in replies and not exchange.is_judged:
+                    self.counts["late"] += len(exchange.batch)
+                    exchange.judge(0)
         return replies
 
     def forget(self, request_ids: Seq[str]) -> None:
         self._box.forget(request_ids)
         with self._lock:
             for request_id in request_ids:
+                self._asked.pop(request_id, None)
                 lane = self._lane_of.pop(request_id, None)
                 if lane is not None:
                     lane.sequences.discard(request_id)
@@ -147,9 +204,8 @@ class ServeDraftLink:
         while len(self._lanes) > max(1, len(alive)) and not self._lanes[-1].sequences:
             self._lanes.pop()
 
-    async def _exchange(self, lane: _Lane, batch: list[DraftRequest]) -> None:
-        key = lane.replica or lane.session
-        began = time.monotonic()
+    async def _exchange(self, exchange: _Exchange) -> None:
+        lane, batch = exchange.lane, exchange.batch
         data = encode_requests(batch)
         self.bytes_sent += len(data)
         num_good = 0
@@ -157,18 +213,23 @@ class ServeDraftLink:
             handle = self._handle.options(session_id=lane.session)
             call = cast(Any, handle.tables.remote(data))
             replica, answer = await asyncio.wait_for(call, REPLY_SECONDS)
-            num_good = self._take(lane, replica, answer)
+            num_good = self._take(exchange, replica, answer)
         except Garbled:
             self.counts["garbled"] += len(batch)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # dead, draining, full or slow: all the same to a round
             self.counts[f"failed_{type(error).__name__}"] += 1
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - exchange.sent_at
         self.reply_seconds += 0.1 * (seconds - self.reply_seconds)
-        self._breakers[key].record(num_good, len(batch) - num_good)
+        with self._lock:
+            in_time = not exchange.is_probe or seconds <= self._deadline
+            exchange.judge(num_good if in_time else 0)
+        self._box.withdraw(batch)
 
-    def _take(self, lane: _Lane, replica: str, answer: bytes) -> int:
+    def _take(self, exchange: _Exchange, replica: str, answer: bytes) -> int:
+        """Let in what was asked for, and say how much that was: foreign tables are no answer."""
+        lane = exchange.lane
         self.bytes_received += len(answer)
         replies, num_dropped = decode_replies(answer)
         good = [reply for reply in replies if usable(reply, self._vocab_size)]
@@ -177,8 +238,10 @@ class ServeDraftLink:
             if lane.replica:
                 self.counts["failovers"] += 1
             lane.replica = replica
-        self._box.put(good)
-        return len(good)
+        answers = exchange.answers(good)
+        self.counts["foreign"] += len(good) - len(answers)
+        self._box.put(answers)
+        return len(answers)
 
     async def _forget(self, lane: _Lane, request_ids: list[str]) -> None:
         with contextlib.suppress(Exception):
@@ -194,8 +257,8 @@ class ServeDraftLink:
             lane.sequences.add(request_id)
         return lane
 
-    def _state(self, lane: _Lane) -> str:
-        return self._breakers[lane.replica or lane.session].state
+    def _breaker(self, lane: _Lane) -> Breaker:
+        return self._breakers[lane.replica or lane.session]
 
     def status(self) -> dict[str, Any]:
         """Plain JSON: lanes, breakers, counts and sizes."""
@@ -204,7 +267,7 @@ class ServeDraftLink:
                 "replicas": self._num_replicas,
                 "lanes": {lane.session: lane.replica for lane in self._lanes},
                 "breakers": dict(self._breakers.states()),
-                "dropped": self._box.num_dropped,
+                "dropped": self._box.num_dropped + self.counts["foreign"],
                 "bytes_sent": self.bytes_sent,
                 "bytes_received": self.bytes_received,
                 "reply_seconds": self.reply_seconds,

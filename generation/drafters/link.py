@@ -71,12 +71,11 @@ class ReplyBox:
             self._changed.notify_all()
 
     def take(self, keys: Seq[Key], timeout_seconds: float) -> dict[str, DraftReply]:
+        """Replies by request id; waits only for what may still come."""
         deadline = time.monotonic() + timeout_seconds
-        wanted = {
-            request_id for request_id, round_id in keys if self._awaited.get(request_id, (-1,))[0] == round_id
-        }
         with self._changed:
-            while not wanted <= self._replies.keys():
+            wanted = {request_id for request_id, round_id in keys if self._round(request_id) == round_id}
+            while any(self._round(i) is not None and i not in self._replies for i in wanted):
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
@@ -85,6 +84,19 @@ class ReplyBox:
                 taken[request_id] = self._replies.pop(request_id)
                 self._awaited.pop(request_id, None)
             return taken
+
+    def withdraw(self, requests: Seq[DraftRequest]) -> None:
+        """Nothing more comes for these: whoever waits for them need not."""
+        with self._changed:
+            for request in requests:
+                unanswered = request.request_id not in self._replies
+                if unanswered and self._round(request.request_id) == request.round_id:
+                    del self._awaited[request.request_id]
+            self._changed.notify_all()
+
+    def _round(self, request_id: str) -> int | None:
+        awaited = self._awaited.get(request_id)
+        return None if awaited is None else awaited[0]
 
     def forget(self, request_ids: Seq[str]) -> None:
         with self._changed:

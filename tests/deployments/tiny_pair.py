@@ -66,6 +66,8 @@ def tiny_settings(folder: Path, data: Path, **overrides: Any) -> Settings:
             "engine.speculation.mode": "lookahead",
             "engine.speculation.passages": False,
             "engine.speculation.num_draft_tokens": 3,
+            # A step takes a millisecond here, a message over Serve several: a real step is the longer one.
+            "engine.speculation.deadline_multiple": 40.0,
             "deployments.target.num_cpus": 0.1,
             "deployments.draft.num_cpus": 0.1,
             **overrides,
