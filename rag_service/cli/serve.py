@@ -106,12 +106,15 @@ def register(app: typer.Typer) -> None:
 
 
 def check_models(settings: Settings) -> None:
-    """Say before anything starts which packaged models are missing. Raises ``ModelError``."""
-    from rag_service.models import PACKAGED, resolve
+    """Say before anything starts which models and folders cannot be used. Raises as ``check_start``.
 
-    for name in (settings.engine.target.model, settings.retrieval.embedder.model):
-        if name in PACKAGED:
-            resolve(name, settings.cache_folder)
+    On another Ray the replicas have folders of their own, which cannot be seen from here.
+    """
+    from deployments.cluster import starts_own_ray
+    from rag_service.start_checks import check_start
+
+    if starts_own_ray():
+        check_start(settings)
 
 
 @contextmanager
