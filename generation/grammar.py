@@ -34,7 +34,12 @@ class GrammarCompiler:
             raise GenerationError(f"The JSON schema cannot be used: {error}", "invalid_schema") from error
         if matcher.is_error():
             raise GenerationError(f"The JSON schema cannot be used: {matcher.get_error()}", "invalid_schema")
-        return Grammar(matcher, self._vocab_size)
+        grammar = Grammar(matcher, self._vocab_size)
+        # {"$ref": "#"} refers to nothing but itself: no text is of that form, and the answer would be empty.
+        # The library finds that out when it looks for the first token, and then stops.
+        if not bool(grammar.allowed_along([])[0].any()) or grammar.is_complete:
+            raise GenerationError("The JSON schema cannot be used: no JSON fits it.", "invalid_schema")
+        return grammar
 
 
 class Grammar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,9 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
 
 
+_KIND = re.compile(r"str|int|float|bool|[\w-]+\[.*\]")
+
+
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """A 400 that names the first field at fault and says what is wrong with it."""
     first: Mapping[str, Any] = errors[0] if errors else {"loc": (), "msg": "The request is not valid"}
@@ -134,6 +138,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         reason = first.get("ctx", {}).get("error", "syntax error")
         return ApiError(400, f"The body is no valid JSON: {reason}.", code="invalid_json")
     location = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    # Where a field takes text or a list, pydantic names the kind it tried too: stop.str, content.list[TextPart].
+    location = [part for part in location if not (isinstance(part, str) and _KIND.fullmatch(part))]
     param = ".".join(str(part) for part in location) or None
     context: Mapping[str, Any] = first.get("ctx", {})
     reason = str(context.get("error") or first["msg"]).rstrip(".")

@@ -5,9 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from generation.types import AcceptanceMethod
 from rag_service.config import CitationMode
@@ -47,6 +55,16 @@ class Body(BaseModel):
     """A request body: unknown fields are errors, so that none is ignored silently."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python counts true as 1; a client that sends ``n: true`` has made a mistake."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        wanted = get_args(annotation) or (annotation,)
+        if isinstance(value, bool) and bool not in wanted and (int in wanted or float in wanted):
+            raise ValueError("a number is wanted, not true or false")
+        return value
 
 
 def whole_characters(text: str) -> str:

@@ -82,7 +82,18 @@ def test_a_forbidden_token_is_an_error_of_this_answer(tokenizer: Any) -> None:
     assert failure.value.code == "grammar_failed"
 
 
-@pytest.mark.parametrize("schema", ["{", '{"type": "nonsense"}', '{"type": 7}', "[1]"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "{",
+        '{"type": "nonsense"}',
+        '{"type": 7}',
+        "[1]",
+        '{"$ref": "#"}',
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
+        '{"allOf": [{"$ref": "#"}]}',
+    ],
+)
 def test_bad_schemas_are_refused_by_name(tokenizer: Any, schema: str) -> None:
     with pytest.raises(GenerationError, match="schema") as failure:
         grammar(tokenizer, schema)

@@ -186,6 +186,24 @@ async def test_bad_bodies_and_the_next_request_works(client: httpx.AsyncClient, 
     assert {record.outcome for record in fakes.recorder.records} == {"client_error", "ok"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": 5}, "stop"),
+        ({"stop": [5]}, "stop"),
+        ({"n": True}, "n"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"logit_bias": {"5": "much"}}, "logit_bias.5"),
+        ({"rag": {"top_k": True}}, "rag.top_k"),
+    ],
+)
+async def test_the_field_at_fault_is_named_as_the_client_wrote_it(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    response = await client.post(URL, json={**ask(), **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 async def test_a_client_that_goes_cancels_everything(address: str, fakes: Fakes) -> None:
     fakes.generator.delay_seconds = 0.02
     for stream in (True, False):
