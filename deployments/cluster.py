@@ -30,6 +30,8 @@ draining may take. Set it for the head of a cluster too."""
 LOOK_AT_PROXY = ("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")
 """A proxy that has died is replaced after three failed looks: with Serve's ten seconds between them nobody could
 connect for half a minute. For the head of a cluster too."""
+PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+"""Names what ``deployments.proxy`` puts around the HTTP proxy. For every node of a cluster that has a proxy."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,8 @@ def start_ray(settings: Settings, address: str | None = None) -> bool:
     _ensure_token()
     os.environ.setdefault(*KILL_FROZEN)
     os.environ.setdefault(*LOOK_AT_PROXY)
+    repeats = settings.deployments.gateway.retry_unstarted
+    os.environ.setdefault(PROXY_CALLBACK, f"deployments.proxy:{'repeating' if repeats else 'telling'}")
     try:
         ray.init(
             address="local",
