@@ -39,7 +39,12 @@ REFUSALS: Final = {
         code="overloaded",
         headers={"Retry-After": "1"},
     ),
-    503: ApiError(503, "No gateway can take this request now; ask again.", code="unavailable", headers={"Retry-After": "1"}),
+    503: ApiError(
+        503,
+        "No gateway can take this request now; ask again.",
+        code="unavailable",
+        headers={"Retry-After": "1"},
+    ),
 }
 LOST: Final = ApiError(
     503,
