@@ -33,6 +33,9 @@ connect for half a minute. For the head of a cluster too."""
 PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 """Names what ``deployments.proxy`` puts around the HTTP proxy. For every node of a cluster that has a proxy."""
 
+NUM_STARTS = 2
+"""A loaded machine is too slow for Ray's own patience now and then."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -88,19 +91,33 @@ def start_ray(settings: Settings, address: str | None = None) -> bool:
     os.environ.setdefault(*LOOK_AT_PROXY)
     repeats = settings.deployments.gateway.retry_unstarted
     os.environ.setdefault(PROXY_CALLBACK, f"deployments.proxy:{'repeating' if repeats else 'telling'}")
-    try:
-        ray.init(
-            address="local",
-            num_cpus=max(math.ceil(total_cpus(settings)) + 1, os.cpu_count() or 1),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="rag-service",
-        )
-    except (RayError, RuntimeError, OSError, ValueError, ConnectionError) as error:
-        raise StartError(f"Ray could not be started: {_first_line(error)}.") from error
+    _start_own(max(math.ceil(total_cpus(settings)) + 1, os.cpu_count() or 1))
     return True
+
+
+def _start_own(num_cpus: int) -> None:
+    for attempt in range(1, NUM_STARTS + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="rag-service",
+            )
+            return
+        except Exception as error:  # Ray's node raises a bare one when its processes are too slow
+            ray.shutdown()
+            too_slow = "timed out" in str(error)
+            if too_slow and attempt < NUM_STARTS:
+                logger.warning("Ray did not start in time; trying once more.")
+                continue
+            advice = (
+                " The machine is too busy or short of memory: free some and try again." if too_slow else ""
+            )
+            raise StartError(f"Ray could not be started: {_first_line(error)}.{advice}") from error
 
 
 def starts_own_ray(address: str | None = None) -> bool:

@@ -185,7 +185,7 @@ class GatewayDeploymentConfig(DeploymentConfig):
     """How the gateway is spread, and how it treats a target that is lost."""
 
     retry_unstarted: bool = True
-    """A request whose target replica dies before its first token is begun again on another."""
+    """A request whose target or gateway replica dies before its first token is begun again on another."""
 
 
 class DeploymentsConfig(Frozen):

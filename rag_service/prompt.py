@@ -18,6 +18,8 @@ QUESTION_LABEL = "Question:"
 NEXT_QUESTION = f"\n\n{QUESTION_LABEL}"
 """What stands before a question; in an answer it is the model making up the next one."""
 
+NO_SOURCES = "Sources: none was found. Say that the documents do not answer the question."
+
 
 @dataclass(frozen=True, slots=True)
 class PromptBudget:
@@ -87,9 +89,9 @@ def build_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Prompt:
 
 
 def user_message(question: str, sources: Sequence[PromptSource]) -> str:
-    """The text of the last message. Without sources it is the question alone."""
+    """The text of the last message. Where nothing was found the model is told, or it takes its own for a source."""
     if not sources:
-        return f"{QUESTION_LABEL} {question}"
+        return f"{NO_SOURCES}{NEXT_QUESTION} {question}"
     blocks = "\n\n".join(_block(source.index, source.title, source.text) for source in sources)
     return f"Sources:\n{blocks}{NEXT_QUESTION} {question}"
 

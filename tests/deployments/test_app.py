@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 
 from deployments import app, cluster
@@ -90,6 +91,27 @@ def test_no_room_for_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_reason_is_the_exceptions_own_sentence(message: str, sentence: str) -> None:
     assert last_error(message) == sentence
+
+
+@pytest.mark.parametrize(("num_slow", "starts"), [(1, True), (2, False)])
+def test_a_ray_that_is_too_slow_is_started_once_more(
+    num_slow: int, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def init(**_: object) -> None:
+        calls.append("init")
+        if calls.count("init") <= num_slow:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+    if starts:
+        cluster._start_own(1)
+    else:
+        with pytest.raises(cluster.StartError, match="too busy"):
+            cluster._start_own(1)
+    assert calls == ["init", "shutdown", "init", *(["shutdown"] if not starts else [])]
 
 
 def test_a_bad_config_is_refused_with_the_nearest_name() -> None:

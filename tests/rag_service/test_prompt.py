@@ -6,7 +6,7 @@ import pytest
 
 from rag_service.config import ConfigError, Settings
 from rag_service.models import ModelError, resolve
-from rag_service.prompt import PromptBudget, build_chat, build_prompt, select_sources
+from rag_service.prompt import NO_SOURCES, PromptBudget, build_chat, build_prompt, select_sources
 from rag_service.tokenizer import ChatTokenizer, encode_chat, encode_text, load_tokenizer
 from retrieval.types import Passage, ScoredPassage
 from tests.fakes import FakeTokenizer
@@ -47,7 +47,8 @@ def test_earlier_turns_stand_between_and_the_oldest_go_first() -> None:
     budget = PromptBudget(history_tokens=50)
     prompt = build_prompt(FAKE, "When?", [], history, system="S", budget=budget)
     assert FAKE.decode(list(prompt.token_ids)) == (
-        "<s>system\nS</s><s>user\ncc</s><s>assistant\ndd</s><s>user\nQuestion: When?</s><s>assistant\n"
+        "<s>system\nS</s><s>user\ncc</s><s>assistant\ndd</s>"
+        f"<s>user\n{NO_SOURCES}\n\nQuestion: When?</s><s>assistant\n"
     )
     assert prompt.num_dropped_turns == 2
 
