@@ -87,6 +87,14 @@ def ids(chunks: list[GenerationChunk]) -> tuple[int, ...]:
     return tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
 
 
+def counts(service: Service) -> dict[str, int]:
+    """What the target's link counted since it began."""
+    link = run(service.target.status())["link"]
+    return {
+        name: value for name, value in link.items() if type(value) is int and not name.startswith("bytes")
+    }
+
+
 def causes(answers: list[list[GenerationChunk]]) -> Counter[str]:
     total: Counter[str] = Counter()
     for answer in answers:
@@ -102,6 +110,16 @@ def service(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     save_tiny_model(Path(folder))
     yield Service(tiny_settings(folder, data))
     serve.delete("faults")
+
+
+async def healed(service: Service) -> None:
+    """A trouble of before leaves its breaker open for up to 15 s, and behind it nothing new would be met."""
+    for number in range(300):
+        await service.ask(number)
+        if set((await service.target.status())["link"]["breakers"].values()) == {"closed"}:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("no breaker closed again")
 
 
 async def gathered(service: Service, numbers: range, mode: str | None = None) -> list[list[GenerationChunk]]:
@@ -124,14 +142,16 @@ def truth(service: Service) -> list[tuple[int, ...]]:
 def test_answers_are_those_of_plain_decoding(
     service: Service, truth: list[tuple[int, ...]], fault: str
 ) -> None:
+    run(healed(service))
+    before = Counter(counts(service))
     service.set_fault(fault)
     try:
         answers = run(gathered(service, range(12)))
-        status = run(service.target.status())
+        link = Counter(counts(service)) - before
     finally:
         service.set_fault("none")
     assert [ids(answer) for answer in answers] == truth
-    found, link = causes(answers), status["link"]
+    found = causes(answers)
     if fault == "none":
         assert found["all_accepted"] > 0
         return
@@ -140,9 +160,9 @@ def test_answers_are_those_of_plain_decoding(
         "late": link["late"],
         "one in ten": sum(count for name, count in link.items() if name.startswith("failed_")),
         "raises": sum(count for name, count in link.items() if name.startswith("failed_")),
-        "garbage": link.get("garbled", 0),
-        "cut short": link.get("garbled", 0),
-        "nan": link.get("garbled", 0),
+        "garbage": link["garbled"],
+        "cut short": link["garbled"],
+        "nan": link["garbled"],
         "wrong round": link["dropped"],
         "another's table": link["dropped"],
     }
@@ -150,6 +170,7 @@ def test_answers_are_those_of_plain_decoding(
 
 
 def test_a_draft_that_answers_one_in_ten_opens_its_breaker(service: Service) -> None:
+    run(healed(service))
     service.set_fault("one in ten")
     try:
         found = causes(run(gathered(service, range(12))))

@@ -82,7 +82,9 @@ def test_serve_says_it_before_it_starts_anything(tmp_path: Path, monkeypatch: py
         raise AssertionError("started")
         yield
 
+    # As on a machine without Ray: tests before this one may have left theirs running in this process.
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("deployments.cluster.ray.is_initialized", lambda: False)
     monkeypatch.setattr(serve, "_running", running)
     monkeypatch.setenv("RAG_SERVICE_ENGINE__TARGET__MODEL", str(tmp_path / "nowhere"))
     result = CliRunner().invoke(app, ["serve", "--once"])
