@@ -220,12 +220,21 @@ def test_killing_the_draft_in_mid_answer_changes_nothing_but_speed(client: opena
     assert replica("Draft")["pid"] != pid
 
 
-def test_a_client_that_leaves_stops_the_target(client: openai.OpenAI) -> None:
+def test_a_client_that_leaves_frees_target_and_draft(client: openai.OpenAI, http: httpx.Client) -> None:
+    def gauge(name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+        assert found is not None, name
+        return float(found.group(1))
+
     with client.chat.completions.create(**asked(max_tokens=2000), stream=True) as stream:
         for number, _ in enumerate(stream):
             if number == 3:
                 break
-    wait(lambda: replica("Target")["running"] == 0, 30)
+        wait(lambda: gauge("rag_target_running_requests") == 1, 30)
+    left = time.monotonic()
+    wait(lambda: gauge("rag_target_running_requests") == 0 and gauge("rag_kv_slots_used") == 0, 30)
+    print(f"free in the metrics after {time.monotonic() - left:.2f} s")
+    wait(lambda: replica("Draft")["sequences"] == 0, 30)
 
 
 def test_several_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> None:
