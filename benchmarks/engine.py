@@ -87,7 +87,7 @@ class EngineBenchmark:
         self.num_tokens = 40 if options.quick else 96
         self.settings = settings
         self.pair = default_pair(settings)
-        self.prompts = held_out_prompts(settings, options.data, 1 if options.quick else 6)
+        self.prompts = held_out_prompts(settings, options.data, 1 if options.quick else options.per_domain)
         self.target, draft = resolved(settings.engine.target, settings), draft_config(settings)
         assert draft is not None
         self.draft = draft
@@ -223,9 +223,15 @@ def measure(options: argparse.Namespace, device: str) -> dict[str, Any]:
     return EngineBenchmark(settings, options).run()
 
 
+def add_size(arguments: argparse.ArgumentParser) -> None:
+    """``--per-domain``, the size of the run."""
+    arguments.add_argument("--per-domain", type=int, default=6, help="prompts a domain (1 with --quick)")
+
+
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda:n")
+    add_size(arguments)
     options = arguments.parse_args()
     publish("engine", measure(options, options.device), options.json)
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from engine import measure
+from engine import add_size, measure
 from harness import parser, publish, say
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> int:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--device", default="cuda:0")
+    add_size(arguments)
     options = arguments.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         say("This machine shows no CUDA device: nothing was measured.")

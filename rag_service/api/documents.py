@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar
@@ -191,6 +193,8 @@ async def _ingest_json(face: Face, principal: Principal, request: Request) -> Jo
         )
         for index, document in enumerate(body.documents)
     ]
+    different = dict.fromkeys((one.id, one.domain, one.title, one.text) for one in documents)
+    _refuse_twice([document_id for document_id, *_ in different], "document", "documents")
     return await face.backends.retriever.ingest(documents)
 
 
@@ -208,6 +212,7 @@ async def _ingest_files(face: Face, principal: Principal, request: Request) -> J
                 400, "Give at least one file in the field files.", param="files", code="missing_field"
             )
         files = [(_file_name(upload, index), await upload.read()) for index, upload in enumerate(uploads)]
+    _refuse_twice([name for name, _ in files], "file", "files")
     return await face.backends.retriever.ingest_files(files, domain, principal.tenant)
 
 
@@ -225,9 +230,22 @@ def _derived_id(document: NewDocument) -> str:
 
 
 def _file_name(upload: UploadFile, index: int) -> str:
-    """The last part of what the client calls the file: no path of its machine becomes one of ours."""
-    name = PurePosixPath((upload.filename or "").replace("\\", "/")).name
+    """What the client calls the file: a path within its folder, so that ``a/notes.txt`` and ``b/notes.txt`` stay
+    two documents. Of a path from the root, or one that leads upwards, only the last part: no path of the client's
+    machine becomes one of ours.
+    """
+    path = PurePosixPath((upload.filename or "").replace("\\", "/"))
+    leads_out = path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":"))
+    name = path.name if leads_out or not path.name else path.as_posix()
     return name[-255:] or f"file-{index + 1}"
+
+
+def _refuse_twice(names: Sequence[str], kind: str, param: str) -> None:
+    """Two of one name in one request: the second would silently take the first one's place."""
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        message = f"Two {kind}s of this request are called {name[:100]!r}; give each its own name."
+        raise ApiError(400, message, param=param, code="duplicate_name")
 
 
 def _existing(found: T | None, kind: str, name: str) -> T:

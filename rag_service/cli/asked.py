@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rag_service.config import Settings
     from rag_service.prompt_variety import Variety
 
+N = TypeVar("N", int, float)
 QuestionsOption = Annotated[
     list[Path] | None, typer.Option("--questions", help="JSON Lines of questions; may be repeated.")
 ]
@@ -94,25 +96,27 @@ def asked_prompts(
 
 def numbers(text: str, option: str) -> list[float]:
     """Numbers from 0 up with commas, each once is enough. Raises ``CommandError``."""
-    try:
-        values = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        values = []
-    if not values or min(values) < 0:
-        raise CommandError(
-            f"{option} takes numbers from 0 up with commas, not {text!r}.", EXIT_USAGE, "usage"
-        )
-    return values
+    return _listed(text, option, float, "numbers")
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """Whole numbers from 0 up with commas. Raises ``CommandError``."""
+    return _listed(text, option, int, "whole numbers")
 
 
 def chosen_layers(text: str | None) -> list[int] | None:
-    """``--layers`` as numbers."""
-    if text is None:
-        return None
+    """``--layers`` as numbers. Raises ``CommandError``."""
+    return None if text is None else whole_numbers(text, "--layers")
+
+
+def _listed(text: str, option: str, read: Callable[[str], N], kind: str) -> list[N]:
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        values = [read(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise CommandError("--layers takes whole numbers with commas.", EXIT_USAGE, "usage") from None
+        values = []
+    if not values or not all(0 <= value < math.inf for value in values):
+        raise CommandError(f"{option} takes {kind} from 0 up with commas, not {text!r}.", EXIT_USAGE, "usage")
+    return values
 
 
 def target_folder(settings: Settings) -> Path:

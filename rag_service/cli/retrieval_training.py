@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from rag_service.cli.asked import ConfigOption, DocumentsOption, LimitOption, QuestionsOption
+from rag_service.cli.asked import ConfigOption, DocumentsOption, LimitOption, QuestionsOption, whole_numbers
 from rag_service.cli.index import indexed, load_settings, opened
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note, progress
 
@@ -91,7 +91,8 @@ def tune_retrieval(
     if not questions or not documents:
         raise CommandError("Name files with --questions and --documents.", EXIT_USAGE, "no_questions")
     settings = load_settings(config)
-    sizes, batches, wanted = _numbers(chunk_tokens), _numbers(batch_sizes), _numbers(depths)
+    sizes, wanted = whole_numbers(chunk_tokens, "--chunk-tokens"), whole_numbers(depths, "--depths")
+    batches = whole_numbers(batch_sizes, "--batch-sizes")
     asked = limit_per_domain(load_questions(questions), limit)
     trials: list[Trial] = []
     speeds: dict[int, dict[int, float]] = {}
@@ -135,13 +136,3 @@ def _trials_table(rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
             "frontier" if row["on_frontier"] else "",
         )
     return table
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0:
-        raise CommandError(f"{text!r} is no list of whole numbers.", EXIT_USAGE, "bad_number")
-    return numbers

@@ -22,6 +22,7 @@ from rag_service.cli.asked import (
     asked_prompts,
     bars,
     numbers,
+    whole_numbers,
 )
 from rag_service.cli.output import EXIT_USAGE, CommandError, JsonFlag, emit, note
 
@@ -130,8 +131,8 @@ def _plan(
     known_modes = [mode for mode in get_args(Mode) if mode != "off"]
     return Sweep(
         modes=tuple(_chosen(modes, known_modes, "--modes")),
-        num_draft_tokens=tuple(int(value) for value in numbers(tokens, "--tokens")),
-        branch_budgets=tuple(int(value) for value in numbers(branches, "--branches")),
+        num_draft_tokens=tuple(whole_numbers(tokens, "--tokens")),
+        branch_budgets=tuple(whole_numbers(branches, "--branches")),
         temperatures=tuple(numbers(temperatures, "--temperature")),
         acceptances=tuple(_chosen(acceptance, list(get_args(AcceptanceMethod)), "--acceptance")),
         passages=(True, False) if model_alone else (True,),

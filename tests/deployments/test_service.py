@@ -11,11 +11,13 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,28 @@ def test_a_client_that_leaves_frees_target_and_draft(client: openai.OpenAI, http
     wait(lambda: gauge("rag_target_running_requests") == 0 and gauge("rag_kv_slots_used") == 0, 30)
     print(f"free in the metrics after {time.monotonic() - left:.2f} s")
     wait(lambda: replica("Draft")["sequences"] == 0, 30)
+
+
+def test_silent_connections_and_readers_that_never_read_hold_nobody_up(
+    service: RunningService, client: openai.OpenAI
+) -> None:
+    alone = client.chat.completions.create(**asked()).choices[0].message.content
+    host, port = service.url.removeprefix("http://").split(":")
+    body = json.dumps({**asked(max_tokens=400, stream=True, ignore_eos=True), "extra_body": None})
+    question = body.replace(', "extra_body": null', "").encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+        for _ in range(2):
+            reader = stack.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            reader.connect((host, int(port)))
+            reader.sendall(f"{head}Content-Length: {len(question)}\r\n\r\n".encode() + question)
+        wait(lambda: replica("Target")["running"] == 2, 30)
+        assert client.chat.completions.create(**asked()).choices[0].message.content == alone
+        wait(lambda: replica("Target")["running"] == 0, 60)
+    assert client.chat.completions.create(**asked()).choices[0].message.content == alone
 
 
 def test_several_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> None:

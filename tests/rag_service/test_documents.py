@@ -43,6 +43,28 @@ async def test_files_are_uploaded_under_their_own_names(client: httpx.AsyncClien
     assert fakes.retriever.files == [("notes.txt", b"Some notes."), ("<b>.md", b"# Title")]
 
 
+async def test_files_of_one_name_in_two_folders_stay_two(client: httpx.AsyncClient, fakes: Fakes) -> None:
+    files = [("files", (name, name.encode())) for name in ("a/notes.txt", "./b\\notes.txt", "notes.txt")]
+    response = await client.post(DOCUMENTS, data={"domain": "general"}, files=files)
+    assert response.status_code == 202
+    assert [name for name, _ in fakes.retriever.files] == ["a/notes.txt", "b/notes.txt", "notes.txt"]
+
+
+async def test_two_of_one_name_in_one_request_are_refused(client: httpx.AsyncClient, fakes: Fakes) -> None:
+    files = [("files", ("notes.txt", b"one")), ("files", ("/tmp/notes.txt", b"two"))]
+    by_form = await client.post(DOCUMENTS, data={"domain": "general"}, files=files)
+    documents = [{"id": "same", "text": "one"}, {"id": "same", "text": "two"}]
+    as_json = await client.post(DOCUMENTS, json={"domain": "general", "documents": documents})
+    for response in (by_form, as_json):
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "duplicate_name")
+        assert "own name" in response.json()["error"]["message"]
+    assert fakes.retriever.files == []
+    documents = [{"text": "alike"}, {"text": "alike"}]
+    assert (
+        await client.post(DOCUMENTS, json={"domain": "general", "documents": documents})
+    ).status_code == 202
+
+
 @pytest.mark.parametrize(
     ("request_fields", "status", "param"),
     [

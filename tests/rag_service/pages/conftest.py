@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -15,15 +15,24 @@ from tests.rag_service.pages.site import Site, serving
 OpenPage = Callable[..., Site]
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+@contextmanager
+def chromium_or_skip() -> Iterator[Browser]:
+    """A Chromium of one's own; without one on this machine the test is skipped with the reason."""
     binary = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
         pytest.skip("no chromium and chromedriver on this machine (Debian: chromium, chromium-driver)")
     browser = Browser(binary, driver)
-    yield browser
-    browser.quit()
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    with chromium_or_skip() as browser:
+        yield browser
 
 
 @pytest.fixture
