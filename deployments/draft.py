@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from deployments.autoscaling import BUSY_SHARE
 from deployments.observed import observe
 from deployments.options import deployment_options
 from deployments.worker import Worker
@@ -26,6 +28,10 @@ from rag_service.draft_choice import load_draft_model
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 """Sequences stay with the replica that holds their keys: a lane's session id hashes to one replica."""
+
+
+TOLD_SECONDS = 15.0
+"""A target that has said nothing for so long has no answers under way."""
 
 
 @dataclass(slots=True)
@@ -63,6 +69,8 @@ class DraftReplica:
         self._num_pending = 0
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
+        self._told: dict[str, tuple[float, dict[str, float]]] = {}
+        self._busy_before = (time.monotonic(), 0.0)
         self._counts = {"batches": 0, "requests": 0, "refused": 0, "garbled": 0, "seconds": 0.0}
 
     async def tables(self, data: bytes) -> tuple[str, bytes]:
@@ -103,6 +111,22 @@ class DraftReplica:
             "pid": os.getpid(),
             **self._counts,
         }
+
+    async def note(self, target: str, told: dict[str, float]) -> None:
+        """What a target says of its drafting: ``reply_share`` and ``acceptance_rate``."""
+        self._told[target] = (time.monotonic(), told)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's autoscaler is told: means over the targets heard of lately, and how busy this replica was
+        since the last time. See ``deployments.autoscaling``."""
+        now = time.monotonic()
+        self._told = {name: kept for name, kept in self._told.items() if now - kept[0] < TOLD_SECONDS}
+        busy = (self._counts["seconds"] - self._busy_before[1]) / max(1e-3, now - self._busy_before[0])
+        self._busy_before = (now, self._counts["seconds"])
+        said = [told for _, told in self._told.values()]
+        names = {name for told in said for name in told}
+        means = {name: statistics.fmean(told[name] for told in said if name in told) for name in names}
+        return {BUSY_SHARE: min(1.0, busy), **means}
 
     async def ready(self) -> dict[str, str]:
         return {}

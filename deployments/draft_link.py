@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -29,6 +29,8 @@ from generation.wire import Garbled, decode_replies, encode_requests, usable
 
 logger = logging.getLogger(__name__)
 SURVEY_SECONDS = 2.0
+WAKE_SECONDS = 45.0
+"""Longer than Serve looks back for waiting calls (30 s)."""
 REPLY_SECONDS = 5.0
 """After this a message counts as lost; the engine stopped waiting long before."""
 
@@ -89,6 +91,8 @@ class ServeDraftLink:
         self._lanes = [_Lane(f"{name}/0")]
         self._lane_of: dict[str, _Lane] = {}
         self._num_replicas = 1
+        self._num_missed = 0
+        self._waking: asyncio.Task[None] | None = None
         self._asked: dict[str, _Exchange] = {}
         self._deadline = REPLY_SECONDS
         self.counts: Counter[str] = Counter(requests=0, in_time=0, late=0, withheld=0)
@@ -102,6 +106,7 @@ class ServeDraftLink:
     def is_open(self) -> bool:
         """A replica is there and at least one lane's breaker would let a message through."""
         with self._lock:
+            self._num_missed += self._num_replicas == 0
             return self._num_replicas > 0 and any(self._breaker(lane).would_allow for lane in self._lanes)
 
     def send(self, requests: Seq[DraftRequest]) -> None:
@@ -171,16 +176,34 @@ class ServeDraftLink:
         """Send from ``loop`` from now on."""
         self._loop = loop
 
-    async def survey(self) -> None:
-        """Learn every few seconds which draft replicas there are, and keep one lane for each."""
+    async def survey(self, tell: Callable[[], dict[str, float]] | None = None) -> None:
+        """Learn every few seconds which draft replicas there are, and keep one lane for each.
+
+        While messages go, the replicas are told what ``tell`` says, for their autoscaler. Where there is none and
+        the engine asks for one, a call waits for it a while: Serve's autoscaler begins a replica for waiting calls.
+        """
+        num_told = 0
         while True:
             try:
                 await self._count_replicas()
+                if tell is not None and self.counts["in_time"] > num_told:
+                    num_told = self.counts["in_time"]
+                    told = self._handle.broadcast("note", self._name, tell())
+                    await told.results_async(timeout_s=SURVEY_SECONDS, return_exceptions=True)
             except DeploymentUnavailableError:
                 self._num_replicas = 0
             except Exception:  # a slow survey says nothing: the lanes' breakers judge meanwhile
                 logger.debug("the draft could not be surveyed", exc_info=True)
+            if self._num_replicas == 0 and self._num_missed and (self._waking is None or self._waking.done()):
+                self._num_missed = 0
+                self._waking = asyncio.create_task(self._wake())
             await asyncio.sleep(SURVEY_SECONDS)
+
+    async def _wake(self) -> None:
+        """A call that waits for a first replica. Where the number is fixed at 0 nobody comes, and it gives up."""
+        with contextlib.suppress(Exception):
+            handle = self._handle.options(session_id=self._lanes[0].session)
+            await asyncio.wait_for(cast(Any, handle.ready.remote()), WAKE_SECONDS)
 
     async def _count_replicas(self) -> None:
         response = self._handle.broadcast("status")

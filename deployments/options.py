@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from rag_service.config import ConfigError, DeploymentConfig, Settings
+from deployments.autoscaling import BUSY_SHARE, KV_USE, QUEUED_TOKENS, REPLY_SHARE
+from rag_service.config import AutoscalingConfig, ConfigError, DeploymentConfig, Settings
 
 APPLICATION = "rag"
 """Name of the Serve application."""
@@ -12,6 +13,9 @@ APPLICATION = "rag"
 DeploymentName = Literal["Gateway", "Retriever", "Reranker", "Target", "Draft", "Recorder"]
 DEPLOYMENT_NAMES: tuple[DeploymentName, ...] = get_args(DeploymentName)
 
+POLICY = "deployments.autoscaling:SignalPolicy"
+BUSY_ENOUGH = 0.5
+"""Of a draft that computes less than this share of the time, late replies are no reason for another."""
 DRAIN_MARGIN_SECONDS = 10.0
 HEALTH_PERIOD_SECONDS = 5.0
 HEALTH_TIMEOUT_SECONDS = 10.0
@@ -74,11 +78,11 @@ def deployment_options(settings: Settings, name: DeploymentName) -> dict[str, An
     if name == "Gateway":
         # Serve's own rejection has a plain-text body; the gateway's limits, in the API's shape, come first.
         options["backpressure_config"] = {"status_code": 429, "retry_after_s": 1.0}
-    options.update(scaling_options(config))
+    options.update(scaling_options(name, config))
     return options
 
 
-def scaling_options(config: DeploymentConfig) -> dict[str, Any]:
+def scaling_options(name: DeploymentName, config: DeploymentConfig) -> dict[str, Any]:
     """``num_replicas`` or ``autoscaling_config``, in Serve's own names."""
     scaling = config.autoscaling
     if scaling is None:
@@ -91,8 +95,23 @@ def scaling_options(config: DeploymentConfig) -> dict[str, Any]:
             "target_ongoing_requests": scaling.target_ongoing_requests,
             "upscale_delay_s": scaling.upscale_delay_seconds,
             "downscale_delay_s": scaling.downscale_delay_seconds,
+            **_policy(name, scaling),
         }
     }
+
+
+def _policy(name: DeploymentName, scaling: AutoscalingConfig) -> dict[str, Any]:
+    """Target and Draft scale by signals of their own beside calls; the others by calls, Serve's own way."""
+    if name == "Target":
+        aims = {QUEUED_TOKENS: scaling.target_queued_tokens, KV_USE: scaling.target_kv_use}
+        arguments: dict[str, Any] = {"aims": aims}
+    elif name == "Draft":
+        aims = {REPLY_SHARE: scaling.target_reply_share}
+        limits = {REPLY_SHARE: [BUSY_SHARE, BUSY_ENOUGH]}
+        arguments = {"aims": aims, "limits": limits, "min_acceptance": scaling.min_acceptance_rate}
+    else:
+        return {}
+    return {"policy": {"policy_function": POLICY, "policy_kwargs": arguments}}
 
 
 def logging_options() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from deployments.answer_span import AnswerSpan
+from deployments.autoscaling import ACCEPTANCE, KV_USE, QUEUED_TOKENS, REPLY_SHARE
 from deployments.draft_link import ServeDraftLink
 from deployments.observed import observe
 from deployments.options import deployment_options
@@ -111,9 +112,7 @@ class TargetReplica:
             "warnings": list(self._choice.warnings),
             "running": len(engine.scheduler.running),
             "waiting": len(engine.scheduler.waiting),
-            "queued_tokens": sum(
-                s.num_remaining + len(s.token_ids) - s.num_computed for s in engine.scheduler.waiting
-            ),
+            "queued_tokens": self._num_queued_tokens(),
             "kv": {
                 "slots": engine.runner.pool.num_slots,
                 "free_slots": engine.runner.pool.num_free,
@@ -131,6 +130,22 @@ class TargetReplica:
             "controller": controller.status(),
             "link": self._link.status() if self._link is not None else None,
         }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's autoscaler is told. See ``deployments.autoscaling``."""
+        pool = self._engine.runner.pool
+        used = 1.0 - pool.num_free / pool.num_slots
+        return {QUEUED_TOKENS: float(self._num_queued_tokens()), KV_USE: used}
+
+    def _num_queued_tokens(self) -> int:
+        waiting = list(self._engine.scheduler.waiting)
+        return sum(one.num_remaining + len(one.token_ids) - one.num_computed for one in waiting)
+
+    def _tell_draft(self) -> dict[str, float]:
+        """How drafting goes, as this target sees it; the draft's autoscaler follows it."""
+        assert self._link is not None
+        share = self._link.reply_seconds / self._engine.step_seconds
+        return {REPLY_SHARE: share, ACCEPTANCE: float(self._engine.proposer.controller.status()["alpha"])}
 
     async def ready(self) -> dict[str, str]:
         """Empty when requests can be taken."""
@@ -151,7 +166,7 @@ class TargetReplica:
             self._loop = asyncio.get_running_loop()
             if self._link is not None:
                 self._link.attach(self._loop)
-                self._survey = asyncio.create_task(self._link.survey())
+                self._survey = asyncio.create_task(self._link.survey(self._tell_draft))
 
     # -- the engine's thread --------------------------------------------------------------------------
 

@@ -159,11 +159,15 @@ class TelemetryConfig(Frozen):
 
 
 class AutoscalingConfig(Frozen):
-    """Bounds and aim of Serve's autoscaler for one deployment."""
+    """Bounds and aims of Serve's autoscaler for one deployment; the most pressed aim decides."""
 
     min_replicas: int = Field(default=1, ge=0)
     max_replicas: int = Field(default=4, ge=1)
     target_ongoing_requests: float = Field(default=4.0, gt=0.0)
+    target_queued_tokens: float = Field(default=4096.0, gt=0.0)
+    target_kv_use: float = Field(default=0.85, gt=0.0, le=1.0)
+    target_reply_share: float = Field(default=0.8, gt=0.0)
+    min_acceptance_rate: float = Field(default=0.2, ge=0.0, le=1.0)
     upscale_delay_seconds: float = Field(default=10.0, ge=0.0)
     downscale_delay_seconds: float = Field(default=300.0, ge=0.0)
 

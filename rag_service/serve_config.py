@@ -25,6 +25,10 @@ _AUTOSCALING_NAMES = {
     "min_replicas": "min_replicas",
     "max_replicas": "max_replicas",
     "target_ongoing_requests": "target_ongoing_requests",
+    "queued_tokens": "target_queued_tokens",
+    "kv_use": "target_kv_use",
+    "reply_share": "target_reply_share",
+    "min_acceptance": "min_acceptance_rate",
     "upscale_delay_s": "upscale_delay_seconds",
     "downscale_delay_s": "downscale_delay_seconds",
 }
@@ -151,7 +155,10 @@ def _deployment(options: Mapping[str, Any]) -> dict[str, Any]:
     values.update({name: actor[name] for name in _ACTOR_NAMES if actor.get(name) is not None})
     scaling = options.get("autoscaling_config")
     if scaling:
+        # A policy's arguments are the aims by signal, and what else it takes.
+        arguments = (scaling.get("policy") or {}).get("policy_kwargs") or {}
+        told = {**scaling, **arguments, **(arguments.get("aims") or {})}
         values["autoscaling"] = {
-            ours: scaling[theirs] for theirs, ours in _AUTOSCALING_NAMES.items() if theirs in scaling
+            ours: told[theirs] for theirs, ours in _AUTOSCALING_NAMES.items() if theirs in told
         }
     return values

@@ -25,7 +25,7 @@ SCALED: tuple[DeploymentName, ...] = ("Gateway", "Reranker", "Target", "Draft")
 def scaling_of(name: DeploymentName) -> AutoscalingConfig:
     deployments = yaml.safe_load(OVERLAY.read_text(encoding="utf-8"))["deployments"]
     settings = Settings.load(None, {"deployments": deployments})
-    return AutoscalingConfig(**scaling_options(config_of(settings, name))["autoscaling_config"])
+    return AutoscalingConfig(**scaling_options(name, config_of(settings, name))["autoscaling_config"])
 
 
 def load_of_a_day(peak: float, seed: int) -> list[int]:
