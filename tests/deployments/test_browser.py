@@ -78,10 +78,10 @@ def test_a_person_uploads_asks_opens_the_source_and_reads_the_dashboard(
     browser.picture("service-source")
 
     browser.driver.get(f"{service.url}/dashboard")
-    browser.until(lambda: "general" in browser.text("#domains"), "the dashboard")
+    browser.until(lambda: "General" in browser.text("#domains"), "the dashboard")
     browser.picture("service-dashboard")
     browser.look(390, 844)
     browser.driver.refresh()
-    browser.until(lambda: "general" in browser.text("#domains"), "the dashboard on a phone")
+    browser.until(lambda: "General" in browser.text("#domains"), "the dashboard on a phone")
     assert not browser.is_too_wide()
     browser.picture("service-dashboard-phone")
