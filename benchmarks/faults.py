@@ -125,7 +125,7 @@ class Load:
             "num_requests": len(concerned),
             "num_lost": len(lost),
             "lost": dict(Counter(str(a.error) for a in lost)),
-            "longest_seconds": round(max((a.ended - a.began for a in concerned), default=0.0), 1),
+            "longest_seconds": round(max((a.ended - max(a.began, since) for a in concerned), default=0.0), 1),
             "recovered_after_seconds": round(over - since, 1) if good else None,
             "hanging": len([began for began in self.running.values() if began < since]),
         }

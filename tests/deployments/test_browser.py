@@ -55,6 +55,7 @@ def test_a_person_uploads_asks_opens_the_source_and_reads_the_dashboard(
     file, other = tmp_path / "museum.txt", tmp_path / "gallery.md"
     file.write_text(TEXT)
     other.write_text("# Gallery\n\nThe gallery of Wexley shows paintings of ships.")
+    browser.fresh()
     browser.driver.get(service.url)
     browser.until(lambda: len(browser.driver.find_elements(By.CSS_SELECTOR, "#domain option")) > 1)
 
